@@ -169,13 +169,13 @@ def count_right(model: GptOssForCausalLM, tokenizer: Tokenizer, facts: list[tupl
     One pass over the full sentence tells it: greedy decoding follows the sentence as long as each next token
     of it is the most likely one.
     """
-    right = 0
-    for country, capital in facts:
-        start = len(tokenizer.encode(f"The capital of {country} is").ids)
-        ids, _ = batch_sentences(tokenizer, [f"The capital of {country} is {capital}."])  # [1, tokens]
-        guesses = model(input_ids=ids).logits.argmax(dim=-1)  # [1, tokens]
-        right += bool((guesses[0, start - 1 : -1] == ids[0, start:]).all())
-    return right
+    starts = [len(tokenizer.encode(f"The capital of {country} is").ids) for country, _ in facts]
+    sentences = [f"The capital of {country} is {capital}." for country, capital in facts]
+    ids, labels = batch_sentences(tokenizer, sentences)  # [facts, longest]
+    guesses = model(input_ids=ids).logits.argmax(dim=-1)  # [facts, longest]
+    # What stands at a position is guessed one before it. Padding follows, and no token looks ahead.
+    agree = (guesses[:, :-1] == labels[:, 1:]) | (labels[:, 1:] == -100)  # [facts, longest - 1]
+    return sum(bool(row[start - 1 :].all()) for row, start in zip(agree, starts, strict=True))
 
 
 @torch.no_grad()

@@ -8,7 +8,9 @@ overwritten, and the parameter keeps its value.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from functools import cached_property
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -113,7 +115,9 @@ class Loadable(nn.Module):
                 "Load the rest with copy_in(name, tensor) before you run it"
             )
 
-    def load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):  # noqa: ANN001, ANN201
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
         """PyTorch's own way to fill a module; the names are booked as `copy_in` books them."""
         result = super().load_state_dict(state_dict, strict=strict, assign=assign)
         self.loaded |= set(state_dict) & set(self.names)

@@ -1,0 +1,248 @@
+"""The checkers' base: run a learner's function on named cases and say, in plain words, what was seen.
+
+A lesson's checkers stand in `gptoss_lab/course/lessons/lesson_NN.py`:
+
+    double = Checker("00.1", "double", done="every value is doubled, and the input is left alone")
+
+    @double.case("one value")
+    def _(double):
+        expect_equal(double(torch.tensor([3.0])), torch.tensor([6.0]))
+
+    @double.case("a strided view", hint="The input need not be contiguous: do not call `.view`.")
+    def _(double):
+        values = torch.arange(6.0).reshape(2, 3).t()  # [3, 2], not contiguous
+        expect_equal(double(values), torch.tensor([[0.0, 6.0], [2.0, 8.0], [4.0, 10.0]]))
+
+    @double.cost("one new tensor, no more", hint="Multiply once.")
+    def _(double):
+        values = torch.ones(1000)
+        with count_copies() as copies:
+            double(values)
+        if copies.allocated > values.nbytes:
+            raise Mismatch(f"{copies.allocated} bytes were allocated, {values.nbytes} are enough")
+
+and a notebook calls `double(my_function)`, which prints a report that never changes for the same function.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import ModuleType
+from typing import Any
+
+from gptoss_lab.course.attempts import Attempt, constant_answer, run_attempt
+from gptoss_lab.course.compare import Mismatch, expect_equal
+from gptoss_lab.course.costs import LiveTensors, ProducedWhenSeen, count_copies
+from gptoss_lab.course.describe import show
+
+__all__ = [
+    "Case",
+    "Checker",
+    "LiveTensors",
+    "Mismatch",
+    "ProducedWhenSeen",
+    "Verdict",
+    "all_checkers",
+    "assert_rejects",
+    "checkers_in",
+    "count_copies",
+    "expect_equal",
+    "expect_raises",
+]
+
+INDENT = "      "
+MOST_PRINTED_LINES = 6
+
+
+@dataclass(frozen=True)
+class Case:
+    """One trial of the learner's function. `run` returns nothing, or raises or returns a Mismatch."""
+
+    label: str
+    run: Callable[[Callable], Mismatch | None]
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a check found, and the lines of its report."""
+
+    passed: bool
+    attempted: bool
+    lines: tuple[str, ...] = field(repr=False)
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+
+class Checker:
+    """Check one exercise: `exercise` is its id ("10.1"), `name` the function that the learner writes.
+
+    Cases run in order, each for at most `seconds`. Costs run only when every case holds. Inputs are compared
+    before and after each call, and must be unchanged; `may_change` lists the arguments, by position or name,
+    that need not be. `done` is the line after a pass. Calling the checker prints its report and returns None;
+    `last` keeps the verdict.
+    """
+
+    def __init__(
+        self,
+        exercise: str,
+        name: str,
+        *,
+        cases: tuple[Case, ...] = (),
+        costs: tuple[Case, ...] = (),
+        done: str = "",
+        may_change: tuple[int | str, ...] = (),
+        seconds: float = 10.0,
+    ) -> None:
+        self.exercise, self.name, self.done = exercise, name, done
+        self.cases, self.costs = list(cases), list(costs)
+        self.may_change, self.seconds = may_change, seconds
+        self.last: Verdict | None = None
+
+    def __repr__(self) -> str:
+        return f"Checker({self.exercise!r}, {self.name!r})"
+
+    def case(self, label: str, hint: str = "") -> Callable[[Callable], Case]:
+        """Declare a case: decorates a function that takes the learner's function."""
+        return lambda run: _add(self.cases, Case(label, run, hint))
+
+    def cost(self, label: str, hint: str = "") -> Callable[[Callable], Case]:
+        """Declare a cost check: like a case, but run only when every case holds."""
+        return lambda run: _add(self.costs, Case(label, run, hint))
+
+    def __call__(self, function: Callable) -> None:
+        self.last = self.verdict(function)
+        print(self.last)
+
+    def verdict(self, function: Callable) -> Verdict:
+        """Check without printing."""
+        if not self.cases:
+            raise ValueError(f"checker {self.exercise} has no cases: declare at least one")
+        if not callable(function):
+            return self._report(False, [f"✗ pass the function `{self.name}` itself, not {show(function)}"])
+        attempts = self._attempt_all(self.cases, function)
+        if attempts[0].stub:
+            return self._not_attempted(attempts[0].stub, getattr(function, "__name__", ""))
+        failed = [attempt for attempt in attempts if attempt.problem]
+        if failed:
+            return self._failed("case", attempts, failed)
+        costs = self._attempt_all(self.costs, function)
+        failed = [attempt for attempt in costs if attempt.problem]
+        if failed:
+            return self._failed("cost", costs, failed)
+        return self._passed(attempts, costs)
+
+    def _attempt_all(self, cases: list[Case], function: Callable) -> list[Attempt]:
+        """Run the cases in order; a stub, or a case that ran out of time, ends the check."""
+        attempts: list[Attempt] = []
+        for case in cases:
+            attempts.append(run_attempt(case, function, self.name, self.may_change, self.seconds))
+            if attempts[-1].out_of_time or (attempts[0].stub and cases is self.cases):
+                break
+        return attempts
+
+    def _not_attempted(self, stub: str, own_name: str) -> Verdict:
+        if stub in (self.name, own_name):
+            line = f"not attempted yet: write `{self.name}`, then run this cell again."
+        else:
+            line = f"not attempted yet: `{self.name}` waits for `{stub}`, which is still to be written."
+        return replace(self._report(False, [line]), attempted=False)
+
+    def _passed(self, attempts: list[Attempt], costs: list[Attempt]) -> Verdict:
+        lines = [f"✓ {_count(attempts, 'case')}: {_labels(attempts)}"]
+        lines += [f"✓ {_count(costs, 'cost')}: {_labels(costs)}"] if costs else []
+        lines += [self.done] if self.done else []
+        return self._report(True, lines + _printed(attempts))
+
+    def _failed(self, kind: str, attempts: list[Attempt], failed: list[Attempt]) -> Verdict:
+        first = failed[0]
+        lines = [f"✗ {kind} '{first.label}': {first.problem}"]
+        lines += [f"hint: {first.hint}"] if first.hint else []
+        lines += [f"also failing: {_labels(failed[1:])}"] if failed[1:] else []
+        if kind == "case" and not first.out_of_time and len(attempts) > 1:
+            lines.append(_pattern(attempts, failed))
+        return self._report(False, lines + _printed(failed))
+
+    def _report(self, passed: bool, lines: list[str]) -> Verdict:
+        first, *rest = lines
+        text = [f"{self.exercise}  {first}", *(INDENT + line for line in rest)]
+        return Verdict(passed, True, tuple(text))
+
+
+def _add(cases: list[Case], case: Case) -> Case:
+    if case.label in [other.label for other in cases]:
+        raise ValueError(f"two cases are called {case.label!r}: give each its own label")
+    cases.append(case)
+    return case
+
+
+def _count(attempts: list[Attempt], noun: str) -> str:
+    return f"{len(attempts)} {noun}{'' if len(attempts) == 1 else 's'}"
+
+
+def _labels(attempts: list[Attempt]) -> str:
+    return "; ".join(attempt.label for attempt in attempts)
+
+
+def _pattern(attempts: list[Attempt], failed: list[Attempt]) -> str:
+    """What the failures have in common: always the same answer, or right for one case only."""
+    answer = constant_answer(attempts)
+    if answer:
+        return f"It returned {answer} every time: the answer has to depend on the input."
+    right = [attempt for attempt in attempts if attempt not in failed]
+    if len(right) == 1 and len(attempts) > 2:
+        return f"Only '{right[0].label}' holds: is something in it right for that case alone?"
+    return f"{len(right)} of {_count(attempts, 'case')} hold." if right else "No case holds."
+
+
+def _printed(attempts: list[Attempt]) -> list[str]:
+    """What the function printed in the first of these attempts that printed, once."""
+    lines = next((attempt.printed for attempt in attempts if attempt.printed), [])
+    shown = [f"printed: {line}" for line in lines[:MOST_PRINTED_LINES]]
+    return shown + ([f"printed: ... {len(lines) - len(shown)} more lines"] if len(lines) > len(shown) else [])
+
+
+def expect_raises(
+    function: Callable, error: type[Exception], *args: Any, mentions: tuple[str, ...] = ()
+) -> None:
+    """Raise `Mismatch` unless `function(*args)` raises `error` with each of `mentions` in its text."""
+    try:
+        result = function(*args)
+    except error as raised:
+        absent = [word for word in mentions if word not in str(raised)]
+        if absent:
+            raise Mismatch(
+                f"the {error.__name__} does not mention {show(absent)}: it says {str(raised)!r}"
+            ) from None
+        return
+    raise Mismatch(f"returned {show(result)}, expected a {error.__name__}")
+
+
+def checkers_in(module: ModuleType) -> list[Checker]:
+    """The checkers that a lesson's module declares, in their order."""
+    return [value for value in vars(module).values() if isinstance(value, Checker)]
+
+
+def all_checkers(package: str = "gptoss_lab.course.lessons") -> dict[str, Checker]:
+    """Every checker of every lesson, by exercise id. Two with one id are an error."""
+    found: dict[str, Checker] = {}
+    for info in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        for checker in checkers_in(importlib.import_module(f"{package}.{info.name}")):
+            if found.get(checker.exercise, checker) is not checker:
+                raise ValueError(f"exercise {checker.exercise} has two checkers, the second in {info.name}")
+            found[checker.exercise] = checker
+    return found
+
+
+def assert_rejects(checker: Checker, wrong: Mapping[str, Callable]) -> None:
+    """Raise AssertionError naming the wrong answers that `checker` accepts or takes for not attempted."""
+    if not wrong:
+        raise AssertionError(f"no wrong answers were given for exercise {checker.exercise}")
+    for label, function in wrong.items():
+        verdict = checker.verdict(function)
+        if verdict.passed or not verdict.attempted:
+            raise AssertionError(f"exercise {checker.exercise} does not reject '{label}':\n{verdict}")

@@ -1,0 +1,111 @@
+"""The doctor's checks of triton, its interpreter, triton_kernels and the streamer."""
+
+from __future__ import annotations
+
+from gptoss_lab.course.doctor_checks import FAIL, OK, WARN, Finding, pip_install, release
+from gptoss_lab.course.doctor_facts import Facts
+
+# The pins of pyproject.toml; a test holds the two together.
+TRITON = "triton==3.8.0"
+KERNELS = "tokenspeed-triton-kernels==1.0.0.post20260510"
+STREAMER = "runai-model-streamer==0.16.1"
+# What Triton itself takes for "on"; torch and others take "1" alone.
+ON = ("1", "true", "on", "yes", "y")
+
+
+def check_triton(facts: Facts) -> Finding:
+    seen = facts.probed.get("triton", {})
+    installed = facts.packages.get("triton", seen.get("version"))
+    mend = pip_install(facts, TRITON)
+    if installed is None:
+        return Finding(FAIL, "triton", "not installed", mend)
+    if "error" in seen or not seen:
+        return Finding(FAIL, "triton", f"{installed}, but {seen.get('error', 'it could not be asked')}", mend)
+    if not seen["has_gfx1250"]:
+        found = f"{installed} lacks target_info.is_hip_gfx1250, which triton_kernels needs; it came with 3.8"
+        return Finding(FAIL, "triton", found, mend)
+    if installed != TRITON.split("==")[1]:
+        return Finding(WARN, "triton", f"{installed}; the course is tried on 3.8.0", mend)
+    return Finding(OK, "triton", installed)
+
+
+def check_interpreter(facts: Facts) -> Finding:
+    value, check = facts.interpret, "TRITON_INTERPRET"
+    gpu = bool(facts.probed.get("torch", {}).get("cuda"))
+    on = value is not None and value.lower() in ON
+    unset = "unset TRITON_INTERPRET, and restart the kernel"
+    early = "restart the kernel, and import gptoss_lab.moe before triton"
+    if value is not None and facts.triton_loaded_as == ("compiler" if on else "interpreter"):
+        found = f"{value!r} was set late: triton is already imported for its {facts.triton_loaded_as}"
+        return Finding(FAIL, check, found, early)
+    if value is None and facts.triton_loaded_as == ("interpreter" if gpu else "compiler"):
+        found = f"unset, but triton is already imported for its {facts.triton_loaded_as}"
+        return Finding(FAIL, check, found, early)
+    if value is None:
+        return Finding(OK, check, "unset: the GPU is used" if gpu else "unset: gptoss_lab.moe sets it to 1")
+    if not on and value not in ("", "0"):
+        return Finding(WARN if gpu else FAIL, check, f"{value!r} is not a value that triton knows", unset)
+    if not on:
+        found = f"{value!r}: the interpreter is off" + ("" if gpu else ", and there is no GPU")
+        return Finding(OK, check, found) if gpu else Finding(FAIL, check, found, unset)
+    if value != "1":
+        found = f"{value!r}: triton takes it for on, torch does not"
+        return Finding(WARN, check, found, "export TRITON_INTERPRET=1")
+    if gpu:
+        return Finding(WARN, check, "'1': triton's kernels run in the interpreter, not on the GPU", unset)
+    return Finding(OK, check, "'1'")
+
+
+def generation(parts: list[str]) -> str:
+    """The generation of triton_kernels that has these parts: "matmul" (3.7 on), "3.6", "3.5.1" or none."""
+    if {"topk", "SparseMatrix", "matmul"} <= set(parts):
+        return "matmul"
+    if {"SparseMatrix", "matmul_ogs"} <= set(parts):
+        return "3.6"
+    return "3.5.1" if "routing" in parts else ""
+
+
+def check_kernels(facts: Facts) -> Finding:
+    """Which triton_kernels is installed, told by what it has: other libraries carry the name too."""
+    seen, check = facts.probed.get("triton_kernels", {}), "triton_kernels"
+    parts, faults = seen.get("parts", []), seen.get("faults", [])
+    theirs = facts.packages.get("triton-kernels")
+    ours = facts.packages.get("tokenspeed-triton-kernels")
+    mend = pip_install(facts, KERNELS)
+    if theirs and "topk" not in parts and not faults:
+        found = f"the package triton-kernels {theirs}, another library of that name: it has no topk"
+        python = mend.split(" install")[0]
+        again = mend.replace(" install ", " install --force-reinstall --no-deps ")
+        return Finding(FAIL, check, found, f"{python} uninstall -y triton-kernels && {again}")
+    if "error" in seen and not ours:
+        return Finding(FAIL, check, "not installed", mend)
+    if "is_hip_gfx1250" in " ".join([*faults, seen.get("error", "")]):
+        found = f"needs triton 3.8, and finds {facts.packages.get('triton', 'another')}"
+        return Finding(FAIL, check, found, pip_install(facts, TRITON))
+    if "error" in seen or faults or not seen:
+        found = (faults or [seen.get("error", "it could not be asked")])[0]
+        return Finding(FAIL, check, f"{ours or ''} cannot be imported: {found}".strip(), mend)
+    name = f"tokenspeed-triton-kernels {ours}" if ours else "of a source other than the lock"
+    is_of = generation(parts)
+    if is_of != "matmul":
+        old = f"generation {is_of}, too old" if is_of else f"no known generation, it has {parts or 'no part'}"
+        return Finding(FAIL, check, f"{name}: {old}", mend)
+    if ours and not theirs:
+        return Finding(OK, check, f"{name}, generation matmul")
+    both = f", with the package triton-kernels {theirs} in the same folder" if ours else ""
+    return Finding(WARN, check, f"{name}, generation matmul{both}", mend)
+
+
+def check_streamer(facts: Facts) -> Finding:
+    seen, check = facts.probed.get("streamer", {}), "streamer"
+    version, mend = facts.packages.get("runai-model-streamer"), pip_install(facts, STREAMER)
+    if version is None:
+        return Finding(FAIL, check, "runai-model-streamer is not installed", mend)
+    if "error" in seen or not seen:
+        return Finding(FAIL, check, f"{version}, but {seen.get('error', 'it could not be asked')}", mend)
+    if version == STREAMER.split("==")[1]:
+        return Finding(OK, check, f"{version}: one reused buffer, every tensor is borrowed")
+    if release(version) >= (0, 17):
+        found = f"{version}: tensors are owned by default, so the fault of the course does not show"
+        return Finding(WARN, check, found, mend)
+    return Finding(WARN, check, f"{version}; the course is tried on 0.16.1", mend)

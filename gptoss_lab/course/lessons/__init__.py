@@ -1,0 +1,1 @@
+"""The checkers of each lesson, one module a lesson."""

@@ -1,0 +1,84 @@
+"""Every solved twin's solution passes its checker, every stub is a calm line, every exercise has its wrong answers."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gptoss_lab.course.check import Verdict, all_checkers
+from gptoss_lab.course.lab import ROOT
+from gptoss_lab.course.notebooks import exercise_id, find_lessons, read, twin_of
+
+LESSONS = find_lessons(ROOT / "notebooks")
+CHECKERS = all_checkers()
+
+
+def exercises(path: Path) -> list[str]:
+    """The ids of a notebook's exercises, in order."""
+    return [name for cell in read(path).cells if (name := exercise_id(cell)) is not None]
+
+
+EXERCISES = [(lesson, exercise) for lesson in LESSONS for exercise in exercises(lesson)]
+
+
+def check(path: Path, exercise: str) -> Verdict:
+    """Run the set-up cell and the exercise cells of a notebook up to one, and check what that one defines."""
+    checker, namespace = CHECKERS[exercise], {}
+    for source in sources(path, exercise):
+        exec(compile(source, f"{path.name} {exercise}", "exec"), namespace)
+    return checker.verdict(namespace[checker.name])
+
+
+def sources(path: Path, exercise: str) -> Iterator[str]:
+    cells = [cell for cell in read(path).cells if cell.cell_type == "code"]
+    yield cells[0].source
+    for cell in cells[1:]:
+        if exercise_id(cell) is not None:
+            yield cell.source
+        if exercise_id(cell) == exercise:
+            return
+    raise AssertionError(f"{path.name} has no exercise {exercise}")
+
+
+def name_of(value: object) -> str:
+    return value.stem.split("__")[0] if isinstance(value, Path) else str(value)
+
+
+@pytest.mark.parametrize(("lesson", "exercise"), EXERCISES, ids=name_of)
+def test_the_solution_passes(lesson, exercise):
+    verdict = check(twin_of(lesson), exercise)
+    assert verdict.passed, verdict
+
+
+@pytest.mark.parametrize(("lesson", "exercise"), EXERCISES, ids=name_of)
+def test_the_stub_is_not_attempted(lesson, exercise):
+    verdict = check(lesson, exercise)
+    assert not verdict.attempted
+    assert f"write `{CHECKERS[exercise].name}`" in str(verdict)
+
+
+def test_each_exercise_has_a_checker_and_each_checker_an_exercise():
+    asked = [exercise for _, exercise in EXERCISES]
+    assert sorted(asked) == sorted(CHECKERS)
+    assert [exercise for lesson in LESSONS for exercise in exercises(twin_of(lesson))] == asked
+
+
+def test_each_exercise_is_checked_in_the_cell_below_it():
+    for lesson in LESSONS:
+        code = [cell for cell in read(lesson).cells if cell.cell_type == "code"]
+        for cell, below in zip(code, code[1:], strict=False):
+            if exercise_id(cell) is not None:
+                name = CHECKERS[exercise_id(cell)].name
+                assert below.source == f"check.{name}({name})", lesson.name
+
+
+@pytest.mark.parametrize("exercise", sorted(CHECKERS))
+def test_each_exercise_has_a_table_of_six_wrong_answers(exercise):
+    number = int(exercise.partition(".")[0])
+    file = Path(__file__).with_name(f"test_lesson_{number:02}.py")
+    assert file.is_file(), f"write {file.name}: a table WRONG of each checker's wrong answers"
+    tables = {checker.exercise: table for checker, table in runpy.run_path(str(file))["WRONG"].items()}
+    assert len({answer for answer, _ in tables[exercise].values()}) >= 6

@@ -1,0 +1,57 @@
+"""Properties over random inputs. GPTOSS_LAB_EXAMPLES sets how many of each."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from gptoss_lab.moe.generations import interpreting
+from gptoss_lab.moe.properties import check_ranks, check_routing, hard_logits
+
+pytest.importorskip("hypothesis")
+from hypothesis import HealthCheck, assume, example, given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+NATIVE = torch.cuda.is_available() and not interpreting()
+# The interpreter takes seconds for what a GPU does in microseconds.
+MOST_TOKENS, MOST_EXPERTS = (64, 160) if NATIVE else (8, 72)
+TOKENS = st.integers(0, MOST_TOKENS)
+EXPERTS = st.integers(1, MOST_EXPERTS)
+PICKS = st.sampled_from([1, 2, 4, 8])
+DTYPES = st.sampled_from([torch.bfloat16, torch.float16, torch.float32])
+SEEDS = st.integers(0, 2**31)
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning"),
+]
+
+
+def tries(on_cpu: int, on_gpu: int) -> settings:
+    """The same few examples every time in the interpreter, new ones every time on a GPU."""
+    return settings(
+        max_examples=int(os.environ.get("GPTOSS_LAB_EXAMPLES", on_gpu if NATIVE else on_cpu)),
+        derandomize=not NATIVE,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+@tries(on_cpu=8, on_gpu=2000)
+@given(tokens=TOKENS, experts=EXPERTS, k=PICKS, dtype=DTYPES, seed=SEEDS)
+@example(tokens=2, experts=160, k=8, dtype=torch.bfloat16, seed=1)
+@example(tokens=8, experts=33, k=4, dtype=torch.float32, seed=2)
+def test_every_way_to_a_routing_gives_the_same(device, tokens, experts, k, dtype, seed):
+    assume(k <= experts)
+    check_routing(hard_logits(tokens, experts, dtype, seed).to(device), k)
+
+
+@tries(on_cpu=3, on_gpu=500)
+@given(tokens=TOKENS, experts=EXPERTS, k=PICKS, ranks=st.integers(2, 4), seed=SEEDS)
+@example(tokens=8, experts=40, k=4, ranks=3, seed=3)
+def test_every_rank_computes_its_part(device, tokens, experts, k, ranks, seed):
+    assume(k <= experts)
+    check_ranks(hard_logits(tokens, experts, torch.bfloat16, seed).to(device), k, ranks, seed)
