@@ -5,17 +5,14 @@ from __future__ import annotations
 import ctypes
 import itertools
 import signal
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 POLITE_TRIES = 5
 AGAIN = 0.2  # seconds until the next polite try, where a bare `except:` has swallowed the last
 HURRIED = tuple(microseconds / 1e6 for microseconds in range(1, 60))
-"""Then tries in quick succession, at uneven distances, until one falls between a handler and the next `try`."""
-GIVE_UP_SECONDS = 10
+"""Seconds between the tries after that, in quick succession, until one falls outside the `try`."""
 
 
 def delays() -> Iterator[float]:
@@ -32,7 +29,8 @@ def time_limit(seconds: float, run: Callable[[], Any]) -> Any:
     """Return `run()`, or raise `TimeUp` after `seconds`, also out of a loop without end in pure Python.
 
     In the main thread, where a notebook's cells run, an alarm signal interrupts it. Elsewhere it runs in a
-    thread of its own, which is told to raise `TimeUp`. A long call into C ends when it returns to Python.
+    thread of its own, which is told to raise `TimeUp`; a thread that catches it again and again is left
+    behind. A long call into C ends when it returns to Python.
     """
     if threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer"):
         return run_with_alarm(seconds, run)
@@ -72,26 +70,14 @@ def run_in_thread(seconds: float, run: Callable[[], Any]) -> Any:
     worker = threading.Thread(target=work, daemon=True)
     worker.start()
     worker.join(seconds)
-    if worker.is_alive():
-        interrupt(worker)
+    late = worker.is_alive()
+    for _ in range(POLITE_TRIES):
+        if not worker.is_alive():
+            break
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(worker.ident), ctypes.py_object(TimeUp))
+        worker.join(AGAIN)
+    if late:
         raise TimeUp
     if "error" in outcome:
         raise outcome["error"]
     return outcome["result"]
-
-
-def interrupt(worker: threading.Thread) -> None:
-    """Raise `TimeUp` in another thread until it ends, for at most `GIVE_UP_SECONDS`."""
-    give_up = time.monotonic() + GIVE_UP_SECONDS
-    switching = sys.getswitchinterval()
-    sys.setswitchinterval(
-        HURRIED[0]
-    )  # so that the threads take turns between a handler and the next `try` too
-    try:
-        for delay in delays():
-            if not worker.is_alive() or time.monotonic() > give_up:
-                break
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(worker.ident), ctypes.py_object(TimeUp))
-            worker.join(delay)
-    finally:
-        sys.setswitchinterval(switching)

@@ -198,7 +198,12 @@ def test_reports_are_the_same_every_time_and_carry_no_addresses(double):
 def test_the_time_limit_holds_outside_the_main_thread_and_leaves_no_thread(double):
     found = []
     threads = threading.active_count()
-    worker = threading.Thread(target=lambda: found.append(double.verdict(for_ever)))
+
+    def loop(values):
+        while True:
+            values = values
+
+    worker = threading.Thread(target=lambda: found.append(double.verdict(loop)))
     worker.start()
     worker.join(30)
     assert "did not return" in str(found[0])

@@ -99,8 +99,11 @@ def test_bitwise_tells_zeros_and_nans_apart(dtype):
         expect_equal(signed, zeros, bitwise=True)
     nan = torch.tensor([NAN, NAN], dtype=dtype)
     expect_equal(nan.clone(), nan, bitwise=True)
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    other = nan.view(bits).bitwise_xor(1).view(dtype)
+    expect_equal(other, nan)
     with pytest.raises(Mismatch, match="2 of 2"):
-        expect_equal(-nan, nan, bitwise=True)
+        expect_equal(other, nan, bitwise=True)
 
 
 def test_bitwise_holds_for_numbers_and_arrays_too():

@@ -121,7 +121,7 @@ def test_useless_widgets_are_refused():
         explorer([1, 2], paragraph, label="limit", control="knob")
     with pytest.raises(TypeError, match="cannot show a int"):
         explorer([1, 2], lambda value: value, label="limit")
-    with pytest.raises(ValueError, match="2 frames, 1 captions"):
+    with pytest.raises(ValueError, match="2 frames and 1 captions"):
         stepper(["<p>a</p>", "<p>b</p>"], ["first"])
 
 

@@ -1,0 +1,252 @@
+"""The checkers of `42__twenty_launches`, and the stages into which it cuts the routing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gptoss_lab.course.check import Checker, Mismatch, expect_equal
+from gptoss_lab.moe.generations import interpreting, sparse_kernels
+from gptoss_lab.moe.launches import Launch, launches
+from gptoss_lab.moe.routing import WORD, Routing, pack_bitmatrix, rows_per_program, topk
+
+METADATA = (
+    "aten.zeros",
+    "_sum_bitmatrix_rows",
+    "_bitmatrix_metadata_compute_stage1",
+    "_bitmatrix_metadata_compute_stage2",
+)
+REPACK = ("aten.zeros", "pack_bitmatrix", "aten.eq", "aten.scalar_tensor", "aten.where")
+TAIL = ("_ragged_tensor_metadata_memset", "_ragged_tensor_metadata_compute", "aten.index", "aten.index")
+TWENTY = ["_topk_forward", *METADATA, "aten._to_copy", "aten._to_copy", *REPACK, *METADATA, *TAIL]
+
+
+def stages(k: int, n_experts: int) -> dict[str, Callable[[Any], Any]]:
+    """Cut `rebuild(topk(logits, k), n_experts)` into six functions, each of which takes what the last one returned.
+
+    The first takes logits [tokens, experts], the last returns a `Routing`. Together they do what `rebuild` does,
+    launch for launch. "ragged metadata" takes any `SparseMatrix`, the first as well as the second.
+    """
+    kernels = sparse_kernels()
+
+    def pack_again(picks: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, Any]:
+        ids, weights = picks[0].to(torch.int16), picks[1].to(torch.bfloat16)  # [tokens, k]
+        tokens, n_words, rows = len(ids), -(-n_experts // WORD), rows_per_program(len(ids))
+        bits = torch.zeros((tokens, n_words), dtype=torch.uint32, device=ids.device)
+        pack_bitmatrix[(-(-tokens // rows),)](bits, ids, tokens, n_words, ids.shape[1], ROWS=rows, PICKS=32)
+        shape = [tokens, n_words * WORD]
+        mask = kernels.wrap_torch_tensor(bits, dtype=kernels.BIT, shape=shape, shape_max=shape)
+        return ids, torch.where(ids == -1, -1.0, weights), mask
+
+    def lay_out(sparse: Any) -> tuple[Any, Any]:
+        slots = sparse.mask_metadata.row_sorted_indx.shape[0]
+        return sparse, kernels.make_ragged_tensor_metadata(sparse.mask_metadata.col_sum, slots)
+
+    def weigh_rows(laid_out: tuple[Any, Any]) -> Routing:
+        sparse, ragged = laid_out
+        combine, dispatch = sparse.mask_metadata.col_sorted_indx, sparse.mask_metadata.row_sorted_indx
+        return Routing(
+            sparse.vals.flatten()[combine], combine, dispatch, ragged, n_experts, sparse.indx.shape[1]
+        )
+
+    return {
+        "topk": lambda logits: topk(logits, k),
+        "the caller's cast": lambda sparse: (sparse.indx.to(torch.int64), sparse.vals),
+        "pack again": pack_again,
+        "second SparseMatrix": lambda packed: kernels.SparseMatrix(*packed),
+        "ragged metadata": lay_out,
+        "gate_scal": weigh_rows,
+    }
+
+
+def _numbers(*shape: int) -> torch.Tensor:
+    """Small floats on the device whose launches are counted."""
+    device = "cuda" if torch.cuda.is_available() and not interpreting() else "cpu"
+    count = torch.Size(shape).numel()
+    return torch.arange(1.0, 1.0 + count, device=device).reshape(shape)
+
+
+def _expect_table(learner: Callable, cut: dict[str, Callable], value: Any, expected: dict[str, list[str]]) -> None:
+    table = learner(cut, value)
+    expect_equal(table, expected)
+    expect_equal(list(table), list(expected), "the order of the stages")
+
+
+by_origin = Checker("42.1", "by_origin", done="Every launch has an origin.")
+
+
+@by_origin.case("one stage", hint="`launches(lambda: stage(value))` lists what one stage launches.")
+def _(by_origin):
+    _expect_table(by_origin, {"double": lambda x: x * 2}, _numbers(4), {"double": ["aten.mul"]})
+
+
+@by_origin.case("a stage takes what the last one returned", hint="Keep the result of each stage for the next one.")
+def _(by_origin):
+    cut = {"cast": lambda x: (x.to(torch.float64), x), "add": lambda pair: pair[0] + pair[1].to(torch.float64)}
+    _expect_table(by_origin, cut, _numbers(4), {"cast": ["aten._to_copy"], "add": ["aten._to_copy", "aten.add"]})
+
+
+@by_origin.case("a stage without a launch", hint="A view launches nothing. Its stage has an empty list.")
+def _(by_origin):
+    cut = {"turn": lambda x: x.t(), "double": lambda x: x * 2, "row": lambda x: x[0]}
+    _expect_table(by_origin, cut, _numbers(2, 3), {"turn": [], "double": ["aten.mul"], "row": []})
+
+
+@by_origin.case("the same call in two stages", hint="A list for each stage: a set or a count loses the order.")
+def _(by_origin):
+    cut = {"up": lambda x: x + 1, "down": lambda x: (x * 2 + 3) * 4}
+    expected = {"up": ["aten.add"], "down": ["aten.mul", "aten.add", "aten.mul"]}
+    _expect_table(by_origin, cut, _numbers(4), expected)
+
+
+@by_origin.case("stages in their own order")
+def _(by_origin):
+    cut = {"z": lambda x: x + 1, "a": lambda x: x == 2, "m": lambda x: x.to(torch.int64)}
+    _expect_table(by_origin, cut, _numbers(3), {"z": ["aten.add"], "a": ["aten.eq"], "m": ["aten._to_copy"]})
+
+
+@by_origin.case("no stages")
+def _(by_origin):
+    _expect_table(by_origin, {}, _numbers(2), {})
+
+
+find_repeat = Checker("42.2", "find_repeat", done="On the real list it finds the second `SparseMatrix`.")
+
+
+@find_repeat.case("a run of two")
+def _(find_repeat):
+    expect_equal(find_repeat(["cast", "zeros", "sum", "pack", "zeros", "sum", "index"]), (1, 4, 2))
+
+
+@find_repeat.case("nothing twice", hint="Return None where no name occurs twice.")
+def _(find_repeat):
+    expect_equal(find_repeat(["cast", "zeros", "sum"]), None)
+
+
+@find_repeat.case("an empty list")
+def _(find_repeat):
+    expect_equal(find_repeat([]), None)
+
+
+@find_repeat.case("one name, over and over", hint="The second run begins at or after the end of the first.")
+def _(find_repeat):
+    expect_equal(find_repeat(["add"] * 5), (0, 2, 2))
+
+
+@find_repeat.case("runs that would overlap", hint="In a b a b a the run a b a occurs twice only if they share an a.")
+def _(find_repeat):
+    expect_equal(find_repeat(list("ababa")), (0, 2, 2))
+
+
+@find_repeat.case("at both ends", hint="The second run may reach to the end of the list.")
+def _(find_repeat):
+    expect_equal(find_repeat(["copy", "add", "pack", "copy", "add"]), (0, 3, 2))
+
+
+@find_repeat.case("two runs of one length", hint="Of equals take the one that begins first.")
+def _(find_repeat):
+    expect_equal(find_repeat(list("abxabycdzcd")), (0, 3, 2))
+
+
+@find_repeat.case("the longest comes last", hint="Do not stop at the first repeat: a longer one may follow.")
+def _(find_repeat):
+    expect_equal(find_repeat(list("abxabycdezcde")), (6, 10, 3))
+
+
+@find_repeat.case("three times", hint="Of equals take the second run that begins first.")
+def _(find_repeat):
+    expect_equal(find_repeat(list("abcxabcyabc")), (0, 4, 3))
+
+
+@find_repeat.case("the twenty launches")
+def _(find_repeat):
+    expect_equal(find_repeat(TWENTY), (1, 12, 4))
+
+
+busy_share = Checker("42.3", "busy_share", done="What is left is the device waiting for the host.")
+
+
+def _launch(launched: float, started: float, lasted: float) -> Launch:
+    return Launch("aten.add", "add_kernel", launched, started, lasted)
+
+
+def _expect_share(learner: Callable, timeline: list[Launch], expected: float) -> None:
+    share = learner(timeline)
+    if isinstance(share, torch.Tensor) or not isinstance(share, (int, float)):
+        expect_equal(share, expected, "the share")
+    if abs(share - expected) > 1e-9:
+        raise Mismatch(f"the share is {share:.4g}, expected {expected:.4g}")
+
+
+@busy_share.case("one kernel", hint="The clock starts when the host asks for the first kernel.")
+def _(busy_share):
+    _expect_share(busy_share, [_launch(0, 6, 2)], 0.25)
+
+
+@busy_share.case("gaps between kernels")
+def _(busy_share):
+    _expect_share(busy_share, [_launch(0, 5, 2), _launch(20, 25, 3), _launch(40, 45, 5)], 0.2)
+
+
+@busy_share.case("one behind the other", hint="Kernels that follow without a gap: the device is busy throughout.")
+def _(busy_share):
+    _expect_share(busy_share, [_launch(0, 0, 4), _launch(1, 4, 4), _launch(2, 8, 4)], 1.0)
+
+
+@busy_share.case("two at the same time", hint="Two streams may run at once. Count such a moment once.")
+def _(busy_share):
+    _expect_share(busy_share, [_launch(0, 2, 4), _launch(1, 4, 4), _launch(10, 14, 2)], 0.5)
+
+
+@busy_share.case("one inside another", hint="A short kernel may begin and end while a long one runs.")
+def _(busy_share):
+    _expect_share(busy_share, [_launch(0, 0, 10), _launch(1, 2, 3), _launch(2, 4, 2), _launch(15, 16, 4)], 0.7)
+
+
+@busy_share.case("not in the order of starting", hint="Sort by start. The last of the list need not end last.")
+def _(busy_share):
+    _expect_share(busy_share, [_launch(0, 8, 2), _launch(1, 2, 3)], 0.5)
+
+
+@busy_share.case("a clock that does not start at 0")
+def _(busy_share):
+    _expect_share(busy_share, [_launch(100, 110, 5), _launch(105, 115, 5)], 0.5)
+
+
+@busy_share.case("no kernels", hint="No kernels: the share is 0.")
+def _(busy_share):
+    _expect_share(busy_share, [], 0.0)
+
+
+def count_by_stage(cut: dict[str, Callable[[Any], Any]], value: Any) -> dict[str, list[str]]:
+    """List the launches of each stage: exercise 42.1, as later cells use it."""
+    table = {}
+    for name, stage in cut.items():
+        results: list[Any] = []
+        table[name] = launches(lambda stage=stage, value=value, results=results: results.append(stage(value)))
+        value = results[-1]
+    return table
+
+
+def longest_repeat(names: list[str]) -> tuple[int, int, int] | None:
+    """Find the longest run of names that occurs twice without overlap: exercise 42.2, as later cells use it."""
+    for length in range(len(names) // 2, 0, -1):
+        for first in range(len(names) - 2 * length + 1):
+            for second in range(first + length, len(names) - length + 1):
+                if names[first : first + length] == names[second : second + length]:
+                    return first, second, length
+    return None
+
+
+def device_share(timeline: list[Launch]) -> float:
+    """Return the share of a timeline in which the device runs a kernel: exercise 42.3, as later cells use it."""
+    if not timeline:
+        return 0.0
+    busy, end = 0.0, float("-inf")
+    for launch in sorted(timeline, key=lambda launch: launch.started_us):
+        stop = launch.started_us + launch.lasted_us
+        busy += max(0.0, stop - max(launch.started_us, end))
+        end = max(end, stop)
+    return busy / (end - min(launch.launched_us for launch in timeline))
