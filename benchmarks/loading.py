@@ -1,8 +1,8 @@
 """Time the ways of loading against the bare stream, and measure their peaks of memory.
 
-    python benchmarks/loading.py                                  # a generated checkpoint of 256 MiB python
-    benchmarks/loading.py --record data/cpu/loading.json   # and keep the result, with its provenance python
-    benchmarks/loading.py --folder FOLDER --limit 1158266880
+    python benchmarks/loading.py                                     # a generated checkpoint of 256 MiB
+    python benchmarks/loading.py --record data/cpu/loading.json      # and keep the result, with its provenance
+    python benchmarks/loading.py --folder FOLDER --limit 1158266880
 
 Values come before times: every way loads once and is compared with the files, and the run ends if a way that
 should be right is wrong. Then the ways take turns, so that a slow minute of the machine hits all of them, and
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from gptoss_lab.model import Config, GptOss
-from gptoss_lab.moe.measure import installed_version, provenance, write_record
+from gptoss_lab.provenance import installed_version, provenance, write_record
 from gptoss_lab.weights import memory
 from gptoss_lab.weights.checkpoint import Checkpoint, read_checkpoint, write_random_checkpoint
 from gptoss_lab.weights.limits import parse_size
@@ -59,9 +59,7 @@ WAYS: dict[str, Callable] = {
 def main() -> None:
     """Measure, print a table, and write the record if one was asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--folder", type=Path, help="a gpt-oss checkpoint; left out: one of 256 MiB is generated"
-    )
+    parser.add_argument("--folder", type=Path, help="a gpt-oss checkpoint; left out: one of 256 MiB is generated")
     parser.add_argument("--limit", default="64MiB", help="the streamer's memory limit (default: 64MiB)")
     parser.add_argument("--rounds", type=int, default=7, help="how often each way is timed (default: 7)")
     parser.add_argument("--record", type=Path, help="write the result as JSON to this file")
@@ -95,8 +93,7 @@ def measure_all(folder: Path, limit: int, rounds: int) -> dict[str, Any]:
         } | ({"wrong": wrong[way]} if way in wrong else {})
         if way in memory.WAYS:
             ways[way] |= measure_memory(folder, way, limit)
-    origin = provenance()
-    origin["versions"] |= {name: installed_version(name) for name in ("runai-model-streamer", "safetensors")}
+    origin = provenance(versions={name: installed_version(name) for name in ("runai-model-streamer", "safetensors")})
     return origin | {
         "machine": describe_machine(),
         "checkpoint": {
@@ -116,9 +113,7 @@ def measure_all(folder: Path, limit: int, rounds: int) -> dict[str, Any]:
 def describe_machine() -> str:
     """The processor's name and the number of cores that this process may use."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    name = next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown CPU"
-    )
+    name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown CPU")
     return f"{name}, {len(os.sched_getaffinity(0))} cores"
 
 

@@ -19,7 +19,6 @@ import argparse
 import dataclasses
 import json
 import os
-import shlex
 import statistics
 import subprocess
 import sys
@@ -34,7 +33,9 @@ import torch
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
+from gptoss_lab import provenance  # noqa: E402
 from gptoss_lab.moe import measure  # noqa: E402
+from gptoss_lab.moe.generations import installed_generation  # noqa: E402
 from gptoss_lab.moe.launches import launches, timeline  # noqa: E402
 from gptoss_lab.moe.routing import rebuild, reuse, topk  # noqa: E402
 
@@ -175,9 +176,7 @@ def list_legacy(options: argparse.Namespace) -> Any:
     return names
 
 
-def measure_sizes(
-    options: argparse.Namespace, calls: Callable[[torch.Tensor], dict[str, Callable]]
-) -> list[dict]:
+def measure_sizes(options: argparse.Namespace, calls: Callable[[torch.Tensor], dict[str, Callable]]) -> list[dict]:
     found = []
     for tokens, experts in sizes(options):
         logits = make_logits(tokens, experts)
@@ -224,20 +223,20 @@ def run_part(name: str, options: argparse.Namespace, paths: list[str] | None = N
 
 def be_part(options: argparse.Namespace) -> int:
     """Do one part here and write its result, or what there is of it."""
-    options.found = {"provenance": measure.provenance(options.commit)}
+    options.found = {"provenance": provenance.provenance(options.commit, {"triton_kernels": installed_generation()})}
     try:
         with torch.no_grad():
             options.found["result"] = (PARTS | TURNS)[options.part](options)
     except Exception as error:  # what a part died of belongs in the record
         options.found["error"] = f"{type(error).__name__}: {error}"
-    measure.write_record(options.part_out, options.found)
+    provenance.write_record(options.part_out, options.found)
     return 1 if "error" in options.found else 0
 
 
 def keep(options: argparse.Namespace, result: Any) -> None:
     """Write what a part has found so far, should it be stopped."""
     options.found["result"] = result
-    measure.write_record(options.part_out, options.found)
+    provenance.write_record(options.part_out, options.found)
 
 
 def take_turns(options: argparse.Namespace, record: dict[str, Any]) -> None:
@@ -271,14 +270,10 @@ def say(text: str) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default="routing.json", help="where the record goes")
     parser.add_argument("--legacy", help="folder that holds the triton_kernels of release 3.5.1")
-    parser.add_argument(
-        "--legacy-path", action="append", default=[], help="one more folder for its PYTHONPATH"
-    )
+    parser.add_argument("--legacy-path", action="append", default=[], help="one more folder for its PYTHONPATH")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each generation")
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
     parser.add_argument("--experts", type=int, nargs="+", default=EXPERTS)
@@ -313,11 +308,11 @@ def main() -> int:
         if part["error"]:
             record["failures"][name] = part["error"]
         if part["provenance"]:
-            record["provenance"] = part["provenance"] | {"command": shlex.join(["python", *sys.argv])}
-        measure.write_record(options.out, record)
+            record["provenance"] = part["provenance"] | {"command": provenance.command()}
+        provenance.write_record(options.out, record)
     if options.legacy:
         take_turns(options, record)
-        measure.write_record(options.out, record)
+        provenance.write_record(options.out, record)
     say(f"written: {options.out}; failures: {record['failures'] or 'none'}")
     return 1 if record["failures"] else 0
 

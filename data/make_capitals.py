@@ -113,9 +113,7 @@ def batch_sentences(tokenizer: Tokenizer, sentences: list[str]) -> tuple[torch.T
     return ids, labels
 
 
-def train(
-    config: dict[str, Any], ids: torch.Tensor, labels: torch.Tensor, steps: int = STEPS
-) -> GptOssForCausalLM:
+def train(config: dict[str, Any], ids: torch.Tensor, labels: torch.Tensor, steps: int = STEPS) -> GptOssForCausalLM:
     """Train in float32, each step on half of the corpus, drawn anew at random."""
     torch.manual_seed(SEED)
     model = build_model(config).train()
@@ -148,9 +146,7 @@ def convert_weights(model: GptOssForCausalLM) -> dict[str, torch.Tensor]:
     return {spec.name: tensors[spec.name] for spec in tensor_specs(TINY)}
 
 
-def write_folder(
-    folder: Path, model: GptOssForCausalLM, tokenizer: Tokenizer, config: dict[str, Any]
-) -> None:
+def write_folder(folder: Path, model: GptOssForCausalLM, tokenizer: Tokenizer, config: dict[str, Any]) -> None:
     """Write checkpoint and tokenizer; tokenizer_config.json tells transformers which tokens are special."""
     write_checkpoint(folder, convert_weights(model), config, SHARD_LIMIT)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -205,9 +201,7 @@ def check(folder: Path, facts: list[tuple[str, str]]) -> None:
 def write_checksums(folder: Path) -> None:
     """Write `checksums.sha256` beside the folder, in the format of sha256sum."""
     paths = sorted(path for path in folder.iterdir() if path.is_file())
-    lines = [
-        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {folder.name}/{path.name}\n" for path in paths
-    ]
+    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {folder.name}/{path.name}\n" for path in paths]
     target = folder.parent / "checksums.sha256"
     beside = target.with_suffix(".partial")
     beside.write_text("".join(lines))

@@ -89,9 +89,7 @@ def record(names: Names = None, timeout: Timeout = 120, jobs: Jobs = 2) -> None:
 @app.command()
 @one_line_errors
 def gate(
-    paths: Annotated[
-        list[str] | None, typer.Argument(help="Notebooks. Lessons and solved twins if left out.")
-    ] = None,
+    paths: Annotated[list[str] | None, typer.Argument(help="Notebooks. Lessons and solved twins if left out.")] = None,
     timeout: Timeout = 120,
     jobs: Jobs = 2,
 ) -> None:
@@ -100,18 +98,14 @@ def gate(
     from gptoss_lab.course import notebooks
 
     chosen = notebooks.choose(paths or [])
-    raise typer.Exit(
-        tests.main(chosen if paths else notebooks.with_twins(chosen), timeout=timeout, jobs=jobs)
-    )
+    raise typer.Exit(tests.main(chosen if paths else notebooks.with_twins(chosen), timeout=timeout, jobs=jobs))
 
 
 @app.command()
 @one_line_errors
 def lint(
     names: Names = None,
-    mend: Annotated[
-        bool, typer.Option("--fix", help="First bring the notebooks into the course's format.")
-    ] = False,
+    mend: Annotated[bool, typer.Option("--fix", help="First bring the notebooks into the course's format.")] = False,
 ) -> None:
     """Check format and form of lessons, and that each one matches its solved twin."""
     from gptoss_lab.course import lint as form
@@ -150,8 +144,7 @@ def sync(names: Names = None) -> None:
     for lesson in notebooks.choose_lessons(names or []):
         unsolved = twins.sync(lesson)
         typer.echo(
-            f"{notebooks.twin_of(lesson)}: "
-            + (f"still to solve {', '.join(unsolved)}" if unsolved else "in step")
+            f"{notebooks.twin_of(lesson)}: " + (f"still to solve {', '.join(unsolved)}" if unsolved else "in step")
         )
 
 

@@ -103,9 +103,7 @@ class Config:
             )
         unknown = set(self.layer_types) - {"sliding_attention", "full_attention"}
         if unknown:
-            raise ConfigError(
-                f"layer_types holds {sorted(unknown)}: use sliding_attention and full_attention"
-            )
+            raise ConfigError(f"layer_types holds {sorted(unknown)}: use sliding_attention and full_attention")
 
 
 # What a checkpoint must say itself: a wrong default here would only show as a shape error much later.
@@ -131,9 +129,7 @@ def _fields_of(given: Any) -> dict[str, Any]:
             raise ConfigError(f"{name} is {given[name]!r}: only {value!r} is implemented")
     lacking = [name for name in _REQUIRED if given.get(name) is None]
     if lacking:
-        raise ConfigError(
-            f"no value for {', '.join(lacking)}: take the config.json that belongs to the checkpoint"
-        )
+        raise ConfigError(f"no value for {', '.join(lacking)}: take the config.json that belongs to the checkpoint")
     known = {f.name for f in fields(Config)}
     chosen = {name: value for name, value in given.items() if name in known and value is not None}
     if given.get("experts_per_token") is not None:
@@ -157,8 +153,6 @@ def _rope_of(given: dict[str, Any]) -> dict[str, Any]:
     chosen = {"rope_theta": rope.pop("rope_theta")} if "rope_theta" in rope else {}
     unknown = set(rope) - {f.name for f in fields(Yarn)}
     if unknown:
-        raise ConfigError(
-            f"the rotary parameters hold {sorted(unknown)}: remove them, they are not implemented"
-        )
+        raise ConfigError(f"the rotary parameters hold {sorted(unknown)}: remove them, they are not implemented")
     # transformers rounds the ends of the ramp unless the file says otherwise, and gpt-oss's file does.
     return chosen | {"rope_scaling": Yarn(**({"truncate": True} | rope))}

@@ -164,9 +164,7 @@ class Mlp(nn.Module):
         run = experts or Experts.__call__
         output = run(self.experts, x, self.router(x))  # [tokens, hidden]
         if output.shape != x.shape:
-            raise ValueError(
-                f"experts returned {list(output.shape)}: return a row per token, {list(x.shape)}"
-            )
+            raise ValueError(f"experts returned {list(output.shape)}: return a row per token, {list(x.shape)}")
         return output.to(x.dtype)
 
 

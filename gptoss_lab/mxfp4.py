@@ -45,9 +45,7 @@ def quantise(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return nibbles[..., 0::2] | (nibbles[..., 1::2] << 4), scales
 
 
-def dequantise(
-    blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype = torch.bfloat16
-) -> torch.Tensor:
+def dequantise(blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     """Turn MXFP4 blocks and scales back into values, by moving bits.
 
     blocks: uint8 [..., G, 16]; scales: uint8 [..., G]; both may be views with any strides.

@@ -104,9 +104,7 @@ class Loadable(nn.Module):
     def require_ready(self) -> None:
         """Raise `ModelNotReady` unless every parameter was copied in and nobody marked the model unusable."""
         if self.unusable is not None:
-            raise ModelNotReady(
-                f"this model was marked unusable: {self.unusable}. Make a new one and load it again"
-            )
+            raise ModelNotReady(f"this model was marked unusable: {self.unusable}. Make a new one and load it again")
         if len(self.loaded) < len(self.names):
             missing = self.missing()
             first = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
@@ -115,9 +113,7 @@ class Loadable(nn.Module):
                 "Load the rest with copy_in(name, tensor) before you run it"
             )
 
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """PyTorch's own way to fill a module; the names are booked as `copy_in` books them."""
         result = super().load_state_dict(state_dict, strict=strict, assign=assign)
         self.loaded |= set(state_dict) & set(self.names)

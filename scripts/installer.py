@@ -42,9 +42,7 @@ class Installer:
         self.has_pip = succeeds([self.python, "-m", "ensurepip", "--default-pip"])
         self.settings = pip_settings(self.python)
         if not self.uv and not self.has_pip:
-            raise SetupError(
-                "neither uv nor pip can be had: install uv, or on Debian `apt install python3-venv`."
-            )
+            raise SetupError("neither uv nor pip can be had: install uv, or on Debian `apt install python3-venv`.")
         if not self.uv:
             pin = next((line for line in lock.read_text().splitlines() if line.startswith("uv==")), "uv")
             if succeeds([self.python, "-m", "pip", "install", "--quiet", pin]):

@@ -150,9 +150,7 @@ def python_version(command: str) -> str | None:
     ask = "import sys; print('%d.%d' % sys.version_info[:2])"
     try:
         # A shim of a version manager can be on the PATH and still not run.
-        return subprocess.check_output(
-            [command, "-I", "-S", "-c", ask], text=True, stderr=subprocess.DEVNULL
-        ).strip()
+        return subprocess.check_output([command, "-I", "-S", "-c", ask], text=True, stderr=subprocess.DEVNULL).strip()
     except (OSError, subprocess.CalledProcessError):
         return None
 

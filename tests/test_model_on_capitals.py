@@ -64,7 +64,5 @@ def test_logits_are_those_of_transformers(model, oracle, step):
 
 
 def test_the_experts_hold_the_facts(model, tokenizer):
-    answer = generate(
-        model, tokenizer, PROMPTS[0], experts=lambda layer, hidden, logits: torch.zeros_like(hidden)
-    )
+    answer = generate(model, tokenizer, PROMPTS[0], experts=lambda layer, hidden, logits: torch.zeros_like(hidden))
     assert "Paris" not in answer.text

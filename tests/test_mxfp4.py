@@ -67,9 +67,7 @@ def test_scale_is_exactly_a_power_of_two(convert, byte):
     one_and_half = torch.full((1, 16), 0x12, dtype=torch.uint8)  # low nibble 2 is 1.0, high nibble 1 is 0.5
     for dtype in (torch.float32, torch.bfloat16):
         values = convert(one_and_half, torch.tensor([byte], dtype=torch.uint8), dtype)
-        assert values.view(16, 2).double().unique(dim=0).tolist() == [
-            [2.0 ** (byte - 127), 2.0 ** (byte - 128)]
-        ]
+        assert values.view(16, 2).double().unique(dim=0).tolist() == [[2.0 ** (byte - 127), 2.0 ** (byte - 128)]]
 
 
 @pytest.mark.parametrize("convert", DEQUANTISERS)
@@ -86,9 +84,7 @@ def test_padding_behind_the_scales_is_never_read(convert):
     scales = torch.randint(100, 150, (4, 6), dtype=torch.uint8)
     wide_blocks, wide_scales = torch.full((5, 8, 32), 255).byte(), torch.full((5, 8), 255).byte()
     wide_blocks[:4, :6, :16], wide_scales[:4, :6] = blocks, scales
-    assert torch.equal(
-        convert(wide_blocks[:4, :6, :16], wide_scales[:4, :6]), convert(blocks.clone(), scales.clone())
-    )
+    assert torch.equal(convert(wide_blocks[:4, :6, :16], wide_scales[:4, :6]), convert(blocks.clone(), scales.clone()))
 
 
 @pytest.mark.parametrize("convert", DEQUANTISERS)

@@ -91,9 +91,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(name, tensor, message)
 
 def test_a_model_with_gaps_names_the_first_of_them():
     model = Small()
-    with pytest.raises(
-        ModelNotReady, match=r"4 of 4 tensors .*: blocks, proj\.weight, proj\.bias and 1 more\. "
-    ):
+    with pytest.raises(ModelNotReady, match=r"4 of 4 tensors .*: blocks, proj\.weight, proj\.bias and 1 more\. "):
         model(torch.ones(1, 4))
     for name in ("proj.weight", "head.weight"):
         model.copy_in(name, TENSORS[name])

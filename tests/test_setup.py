@@ -115,9 +115,7 @@ def test_this_environment_is_one_that_the_locks_describe() -> None:
         if locked["torch"].endswith("+cpu") == version("torch").endswith("+cpu")
     ]  # fmt: skip
     exact = ["tokenspeed-triton-kernels", "runai-model-streamer", "triton", "nbval"]
-    assert [{name: locked[name] for name in exact} for locked in chosen] == [
-        {name: version(name) for name in exact}
-    ]
+    assert [{name: locked[name] for name in exact} for locked in chosen] == [{name: version(name) for name in exact}]
 
 
 # ---- pyproject ---------------------------------------------------------------------------------------------

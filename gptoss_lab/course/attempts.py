@@ -98,9 +98,7 @@ def run_attempt(case: Case, function: Callable, name: str, may_change: tuple, se
     attempt = Attempt(case.label, hint=case.hint)
     guard = Guard(function, may_change)
     # A plain function, so that a case may ask for its name or signature.
-    guarded = functools.update_wrapper(
-        lambda *args, **kwargs: guard.call(*args, **kwargs), function, updated=()
-    )
+    guarded = functools.update_wrapper(lambda *args, **kwargs: guard.call(*args, **kwargs), function, updated=())
     output, found = io.StringIO(), None
     try:
         with (
@@ -135,9 +133,7 @@ def explain(error: BaseException, guard: Guard, name: str) -> str:
         return f"`{name}` raised {text}" + (f", at the line `{line}`" if line else "")
     if isinstance(error, AssertionError) and str(error):
         return first_line(str(error))
-    returned = (
-        f"`{name}` returned {describe(guard.answers[-1])}" if guard.answers else f"`{name}` was never called"
-    )
+    returned = f"`{name}` returned {describe(guard.answers[-1])}" if guard.answers else f"`{name}` was never called"
     return f"{returned}, which the checker could not use ({text})"
 
 

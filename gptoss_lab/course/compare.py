@@ -150,9 +150,7 @@ def in_arrays(actual: np.ndarray, expected: np.ndarray, path: str, rules: Rules)
         yield from in_elements(actual, expected, actual, expected, path, rules)
 
 
-def in_elements(
-    ours: np.ndarray, theirs: np.ndarray, actual, expected, path: str, rules: Rules
-) -> Iterator[str]:
+def in_elements(ours: np.ndarray, theirs: np.ndarray, actual, expected, path: str, rules: Rules) -> Iterator[str]:
     """Compare values; `actual` and `expected` are the originals, from which the message quotes."""
     if ours.shape != theirs.shape:
         yield f"{path} has shape {list(ours.shape)}, {rules.wanted} {list(theirs.shape)}"
@@ -182,9 +180,7 @@ def equal_values(ours: np.ndarray, theirs: np.ndarray, rules: Rules) -> np.ndarr
     """A boolean for each element."""
     if rules.bitwise and theirs.dtype.kind in "fc":
         shape = theirs.shape + (theirs.dtype.itemsize,)
-        ours, theirs = (
-            np.ascontiguousarray(a).reshape(-1).view(np.uint8).reshape(shape) for a in (ours, theirs)
-        )
+        ours, theirs = (np.ascontiguousarray(a).reshape(-1).view(np.uint8).reshape(shape) for a in (ours, theirs))
         return (ours == theirs).all(axis=-1)
     same = np.asarray(ours == theirs)
     if theirs.dtype.kind not in "fc":

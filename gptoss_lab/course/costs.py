@@ -114,15 +114,16 @@ class LiveTensors:
         self._held: list[tuple[weakref.ref, int]] = []
 
     def watch(self, items: Iterable[Any]) -> Iterator[Any]:
-        for item in items:
-            for tensor in tensors_in(item):
-                target = tensor.untyped_storage() if self.by == "memory" else tensor
-                self._held.append((weakref.ref(target), tensor.nbytes))
-                del tensor, target  # or this frame would keep the tensor alive
-            self.peak = max(self.peak, self.alive)
-            self.peak_bytes = max(self.peak_bytes, self.alive_bytes)
-            yield item
-            del item
+        """The same items; `map` and not a generator, whose frame would hold the item last yielded."""
+        return map(self._note, items)
+
+    def _note(self, item: Any) -> Any:
+        for tensor in tensors_in(item):
+            target = tensor.untyped_storage() if self.by == "memory" else tensor
+            self._held.append((weakref.ref(target), tensor.nbytes))
+        self.peak = max(self.peak, self.alive)
+        self.peak_bytes = max(self.peak_bytes, self.alive_bytes)
+        return item
 
     @property
     def alive(self) -> int:
@@ -150,10 +151,12 @@ class ProducedWhenSeen:
         self.seen: list[tuple[Any, int]] = []
 
     def produce(self, items: Iterable[Any]) -> Iterator[Any]:
-        for item in items:
-            self.produced += 1
-            yield item
-            del item
+        """The same items, counted as they are taken."""
+        return map(self._note, items)
+
+    def _note(self, item: Any) -> Any:
+        self.produced += 1
+        return item
 
     def see(self, label: Any = None) -> None:
         """Note that the consumer sees the item called `label` now."""

@@ -62,9 +62,7 @@ def check_system(facts: Facts) -> Finding:
         found = f"{name}; triton and the streamer have wheels for Linux only"
         return Finding(FAIL, "system", found, "use a Linux machine, WSL 2 or a Linux container")
     if facts.machine != "x86_64":
-        return Finding(
-            WARN, "system", f"{name}; tried on x86_64 only", "use an x86_64 machine if an install fails"
-        )
+        return Finding(WARN, "system", f"{name}; tried on x86_64 only", "use an x86_64 machine if an install fails")
     return Finding(OK, "system", name)
 
 
@@ -75,9 +73,7 @@ def check_torch(facts: Facts) -> Finding:
     if "version" not in seen:
         return Finding(FAIL, "torch", seen.get("error", "could not be asked"), reinstall(facts))
     if not (2, 13) <= release(seen["version"]) < (2, 15):
-        return Finding(
-            WARN, "torch", f"{seen['version']}; the course is tried on 2.13 and 2.14", reinstall(facts)
-        )
+        return Finding(WARN, "torch", f"{seen['version']}; the course is tried on 2.13 and 2.14", reinstall(facts))
     return Finding(OK, "torch", seen["version"])
 
 
@@ -91,13 +87,9 @@ def check_device(facts: Facts) -> Finding:
         mend = "install the NVIDIA driver, see that nvidia-smi answers, then " + reinstall(facts, "gpu")
         return Finding(WARN, "device", f"an NVIDIA GPU without a driver that answers; {on_cpu}", mend)
     if facts.driver and hidden:
-        return Finding(
-            WARN, "device", f"CUDA_VISIBLE_DEVICES hides the GPU; {on_cpu}", "unset CUDA_VISIBLE_DEVICES"
-        )
+        return Finding(WARN, "device", f"CUDA_VISIBLE_DEVICES hides the GPU; {on_cpu}", "unset CUDA_VISIBLE_DEVICES")
     if facts.driver and "version" in seen and not seen.get("cuda_build"):
-        return Finding(
-            WARN, "device", f"an NVIDIA GPU, but torch without CUDA; {on_cpu}", reinstall(facts, "gpu")
-        )
+        return Finding(WARN, "device", f"an NVIDIA GPU, but torch without CUDA; {on_cpu}", reinstall(facts, "gpu"))
     if facts.driver and "version" in seen:
         found = f"torch cannot use the GPU with driver {facts.driver}; {seen.get('said') or on_cpu}"
         mend = f"update the driver for CUDA {seen['cuda_build']}, or " + reinstall(facts, "cpu")
@@ -107,14 +99,10 @@ def check_device(facts: Facts) -> Finding:
 
 def check_widgets(facts: Facts) -> Finding:
     check, twins = "widgets", "figures stand in for sliders"
-    lab, widgets, manager = (
-        facts.packages.get(name) for name in ("jupyterlab", "ipywidgets", "jupyterlab-widgets")
-    )
+    lab, widgets, manager = (facts.packages.get(name) for name in ("jupyterlab", "ipywidgets", "jupyterlab-widgets"))
     missing = [name for name, version in (("jupyterlab", lab), ("ipywidgets", widgets)) if version is None]
     if missing:
-        return Finding(
-            WARN, check, f"{' and '.join(missing)} not installed; {twins}", pip_install(facts, *missing)
-        )
+        return Finding(WARN, check, f"{' and '.join(missing)} not installed; {twins}", pip_install(facts, *missing))
     if facts.widgets_disabled:
         mend = "jupyter labextension enable @jupyter-widgets/jupyterlab-manager"
         return Finding(WARN, check, f"switched off in JupyterLab's page_config.json; {twins}", mend)
@@ -162,9 +150,7 @@ def check_room(check: str, free: int | None, fail_below: float, warn_below: floa
 def check_data(facts: Facts) -> Finding:
     mend = "git checkout -- data"
     if facts.data is None:
-        return Finding(
-            FAIL, "data", "no data/checksums.sha256 beside the package", "work in a clone of the repository"
-        )
+        return Finding(FAIL, "data", "no data/checksums.sha256 beside the package", "work in a clone of the repository")
     wrong = [f"{name} {state}" for name, state in facts.data.items() if state != "ok"]
     if wrong or not facts.data:
         return Finding(FAIL, "data", ", ".join(wrong) or "data/checksums.sha256 names no file", mend)

@@ -70,9 +70,7 @@ def gather() -> Facts:
         visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
         interpret=os.environ.get("TRITON_INTERPRET"),
         triton_loaded_as=how_triton_was_loaded(),
-        widgets_extension=any(
-            (folder / WIDGETS / "package.json").is_file() for folder in extension_folders()
-        ),
+        widgets_extension=any((folder / WIDGETS / "package.json").is_file() for folder in extension_folders()),
         widgets_disabled=widgets_are_disabled(),
         memory=free_memory(),
         disk=free_disk(),

@@ -62,12 +62,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail if fewer cells ran than there are: pytest-xdist drops cells that have the node id of others."""
     expected = session.config.getoption("--gate-cells")
-    if (
-        expected
-        and not hasattr(session.config, "workerinput")
-        and len(RAN) < expected
-        and session.exitstatus == 0
-    ):
+    if expected and not hasattr(session.config, "workerinput") and len(RAN) < expected and session.exitstatus == 0:
         print(f"\ngate: {len(RAN)} of {expected} cells ran", file=sys.stderr)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -149,19 +144,8 @@ def command_line(paths: Sequence[Path], timeout: float, jobs: int, sanitiser: Pa
     cells = sum(cell.cell_type == "code" for path in paths for cell in notebooks.read(path).cells)
     # No configuration file and a root above all notebooks: else their cells may get the same node ids.
     root = os.path.commonpath([path.resolve().parent for path in paths])
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-c",
-        os.devnull,
-        "--rootdir",
-        root,
-        "-p",
-        "no:cacheprovider",
-    ]
-    command += ["-p", "gptoss_lab.course.gate", "--gate-cells", str(cells), "--nbval", "--nbval-current-env"]
+    command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", root, "--nbval"]
+    command += ["-p", "no:cacheprovider", "-p", "gptoss_lab.course.gate", "--gate-cells", str(cells)]
     command += ["--nbval-cell-timeout", f"{timeout:g}", "--nbval-sanitize-with", str(sanitiser)]
     at_once = min(jobs, len(paths))
     if at_once > 1 and importlib.util.find_spec("xdist"):

@@ -31,9 +31,7 @@ def minutes(notebook: NotebookNode) -> dict[str, int] | None:
     The line reads `**Time:** 10 minutes of reading, 15 of exercises.`
     """
     line = re.search(r"\*\*time\b.*", _opening(notebook), re.IGNORECASE)
-    found = {
-        kind: re.search(rf"(\d+)\D*?\b{kind}", line[0]) if line else None for kind in ("reading", "exercises")
-    }
+    found = {kind: re.search(rf"(\d+)\D*?\b{kind}", line[0]) if line else None for kind in ("reading", "exercises")}
     if not found["reading"]:
         return None
     return {kind: int(match[1]) if match else 0 for kind, match in found.items()}
@@ -45,9 +43,7 @@ def course_problems(lessons: Sequence[Path]) -> list[str]:
     for lesson in lessons:
         for path in notebooks.with_twins([lesson]):
             problems += [f"{path}: {problem}" for problem in notebooks.format_problems(path)]
-        problems += [
-            f"{lesson}: {problem}" for problem in lesson_problems(lesson) + twins.pair_problems(lesson)
-        ]
+        problems += [f"{lesson}: {problem}" for problem in lesson_problems(lesson) + twins.pair_problems(lesson)]
     return problems
 
 
@@ -149,9 +145,7 @@ def _tag_problems(notebook: NotebookNode) -> list[str]:
         problems.append(f"cell {code[0][0]}: the setup cell prints versions: tag it nbval-ignore-output")
     summaries = [(number, cell) for number, cell in code if "summary" in tags(cell)]
     if len(summaries) != 1:
-        problems.append(
-            f"{len(summaries)} cells tagged summary: tag the one that prints what the lesson showed"
-        )
+        problems.append(f"{len(summaries)} cells tagged summary: tag the one that prints what the lesson showed")
     for number, cell in summaries:
         lines = "".join(output.get("text", "") for output in cell.outputs).strip().splitlines()
         if cell.execution_count and not 1 <= len(lines) <= 2:
@@ -194,9 +188,7 @@ def _picture_problems(notebook: NotebookNode) -> list[str]:
         if any(not re.search(r"""\balt\s*=\s*("[^"]+"|'[^']+')""", image) for image in images):
             problems.append(f"cell {number}: an <img> without alt text")
         if any("image/png" in data and "text/html" not in data for data in shown):
-            problems.append(
-                f"cell {number}: a figure without alt text: show it with gptoss_lab.course.figures.show"
-            )
+            problems.append(f"cell {number}: a figure without alt text: show it with gptoss_lab.course.figures.show")
     return problems
 
 
@@ -210,9 +202,7 @@ def _link_problems(path: Path, notebook: NotebookNode) -> list[str]:
 def _end_problems(notebook: NotebookNode) -> list[str]:
     """The recap, the questions after it, further reading; a heading may be a line in bold."""
     recap, reading = r"(recap|what you can (now )?do( now)?)", r"further reading"
-    end = re.split(
-        rf"^(?:##+ +|\*\*){recap}\b", _prose(notebook), maxsplit=1, flags=re.MULTILINE | re.IGNORECASE
-    )
+    end = re.split(rf"^(?:##+ +|\*\*){recap}\b", _prose(notebook), maxsplit=1, flags=re.MULTILINE | re.IGNORECASE)
     if len(end) == 1:
         return ["no heading 'What you can do now'"]
     problems = []

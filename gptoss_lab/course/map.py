@@ -66,9 +66,7 @@ class CourseMap:
             title = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(entry.title, quote=False))
             link = f'<a href="{entry.path.name}">{title}</a>'
             cells = (entry.part, link, entry.exercises, entry.reading_minutes, entry.exercise_minutes)
-            rows.append(
-                "<tr>" + "".join(f'<td style="text-align:left">{cell}</td>' for cell in cells) + "</tr>"
-            )
+            rows.append("<tr>" + "".join(f'<td style="text-align:left">{cell}</td>' for cell in cells) + "</tr>")
         heads = ("part", "lesson", "exercises", "minutes of reading", "of exercises")
         head = "".join(f'<th scope="col" style="text-align:left">{name}</th>' for name in heads)
         return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"

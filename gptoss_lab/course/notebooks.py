@@ -52,9 +52,7 @@ def lesson_of(path: Path) -> Path:
 
 def with_twins(lessons: Sequence[Path]) -> list[Path]:
     """Each lesson, followed by its solved twin where there is one."""
-    return [
-        path for lesson in lessons for path in (lesson, twin_of(lesson)) if path == lesson or path.is_file()
-    ]
+    return [path for lesson in lessons for path in (lesson, twin_of(lesson)) if path == lesson or path.is_file()]
 
 
 def choose(names: Sequence[str], folder: Path = FOLDER) -> list[Path]:
@@ -71,11 +69,7 @@ def choose(names: Sequence[str], folder: Path = FOLDER) -> list[Path]:
             found = [Path(name)]
         else:
             stem = Path(name).stem
-            found = [
-                path
-                for path in find_lessons(folder)
-                if path.stem == stem or path.stem.startswith(f"{stem}__")
-            ]
+            found = [path for path in find_lessons(folder) if path.stem == stem or path.stem.startswith(f"{stem}__")]
         if not found:
             known = ", ".join(path.stem for path in find_lessons(folder))
             raise NotebookError(f"no lesson {name!r}: choose from {known}")
@@ -98,9 +92,7 @@ def read(path: Path) -> NotebookNode:
         raise NotebookError(f"{path}: nbformat {notebook.get('nbformat')}: save it as nbformat 4")
     for number, cell in enumerate(notebook.cells):
         if not {"cell_type", "metadata", "source"} <= set(cell):
-            raise NotebookError(
-                f"{path}: cell {number} has no cell_type, metadata or source: it is no notebook cell"
-            )
+            raise NotebookError(f"{path}: cell {number} has no cell_type, metadata or source: it is no notebook cell")
     return notebook
 
 
@@ -182,9 +174,7 @@ def format_problems(path: Path) -> list[str]:
         if not cell.source.strip():
             problems.append(f"cell {number}: empty")
         if not cell.get("id") or cell.id in seen:
-            problems.append(
-                f"cell {number}: {'id ' + repr(cell.id) + ' used twice' if cell.get('id') else 'no id'}"
-            )
+            problems.append(f"cell {number}: {'id ' + repr(cell.id) + ' used twice' if cell.get('id') else 'no id'}")
         if extra:
             problems.append(f"cell {number}: metadata {', '.join(extra)} not kept")
         seen.add(cell.get("id", ""))

@@ -27,9 +27,7 @@ class Progress:
         self.lessons, self.finished, self.width = lessons, 0, 0
         self.now: dict[Path, tuple[Cell, float]] = {}
         self.lock = threading.Lock()
-        self.live = Live(
-            console=self.console, get_renderable=self._running, transient=True, refresh_per_second=4
-        )
+        self.live = Live(console=self.console, get_renderable=self._running, transient=True, refresh_per_second=4)
 
     def __enter__(self) -> Progress:
         if self.console.is_terminal:
@@ -66,9 +64,7 @@ class Progress:
         with self.lock:
             for path, (done, since) in self.now.items():
                 waiting = time.monotonic() - since
-                table.add_row(
-                    _name(path), f"cell {min(done.cell + 1, done.cells)}/{done.cells}", f"{waiting:.0f} s"
-                )
+                table.add_row(_name(path), f"cell {min(done.cell + 1, done.cells)}/{done.cells}", f"{waiting:.0f} s")
         return table
 
 
@@ -96,10 +92,6 @@ def print_failures(results: Sequence[Result], console: Console | None = None) ->
     console = console or Console(highlight=False, soft_wrap=True)
     for result in results:
         if not result.ok:
-            where = (
-                f"{result.path}, cell {result.failed_cell}"
-                if result.failed_cell is not None
-                else f"{result.path}"
-            )
+            where = f"{result.path}, cell {result.failed_cell}" if result.failed_cell is not None else f"{result.path}"
             source = "".join(f"    {line}\n" for line in result.failed_source.splitlines())
             console.print(Text(f"\nFAILED {where}\n{source}{result.failure}"))

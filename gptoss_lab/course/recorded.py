@@ -14,9 +14,7 @@ from gptoss_lab.course import notebooks
 from gptoss_lab.course.runner import ANSI, Result
 
 NOT_REPRODUCIBLE = re.compile(r"clear_output|display_id|update_display|%%writefile|%%?timeit\b|%%?time\b")
-ABSOLUTE_PATH = re.compile(
-    r"(?<![\w.:/\\])(/(?:home|Users|root|tmp|usr|opt|var|mnt|work\w*|data)/[^\s\"'<>\\]*)"
-)
+ABSOLUTE_PATH = re.compile(r"(?<![\w.:/\\])(/(?:home|Users|root|tmp|usr|opt|var|mnt|work\w*|data)/[^\s\"'<>\\]*)")
 ALLOWED_PATH = re.compile(r"/tmp/ipykernel_\d+/")
 
 
@@ -79,9 +77,7 @@ def _cell_problems(cell: NotebookNode) -> list[str]:
     if re.search(r";\s*(#.*)?$", source.rstrip().rsplit("\n", 1)[-1]):
         problems.append("ends with ';', which nbval does not honour: assign to _ instead")
     if NOT_REPRODUCIBLE.search(source) and "nbval-ignore-output" not in tags:
-        problems.append(
-            f"uses {NOT_REPRODUCIBLE.search(source)[0]}, whose output cannot come out twice the same"
-        )
+        problems.append(f"uses {NOT_REPRODUCIBLE.search(source)[0]}, whose output cannot come out twice the same")
     paths = [path for path in ABSOLUTE_PATH.findall(text) if not ALLOWED_PATH.match(path)]
     if paths:
         problems.append(f"records an absolute path, {paths[0]}: print the name or a relative path")
@@ -95,11 +91,7 @@ def texts(outputs: Sequence[NotebookNode]) -> list[str]:
     texts = []
     for output in outputs:
         texts += [output.get("text", ""), output.get("evalue", ""), *output.get("traceback", [])]
-        texts += [
-            value
-            for kind, value in output.get("data", {}).items()
-            if isinstance(value, str) and "text/" in kind
-        ]
+        texts += [value for kind, value in output.get("data", {}).items() if isinstance(value, str) and "text/" in kind]
     return texts
 
 
@@ -110,9 +102,7 @@ def sanitiser_problems(path: Path) -> list[str]:
         if waiting is not None and not line.startswith("replace: "):
             problems.append(f"line {number - 1}: a regex without `replace: ` on the next line")
         if line.startswith("replace: ") and waiting is not None:
-            problems += [
-                f"line {number}: {problem}" for problem in _entry_problems(waiting, line[len("replace: ") :])
-            ]
+            problems += [f"line {number}: {problem}" for problem in _entry_problems(waiting, line[len("replace: ") :])]
         elif not re.match(r"regex: .|\[.+\]$|#|$", line):
             problems.append(f"line {number}: neither [name], `regex: ` nor `replace: `: {line}")
         waiting = line[len("regex: ") :] if line.startswith("regex: ") else None

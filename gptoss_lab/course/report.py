@@ -80,9 +80,7 @@ def write_report(results: Sequence[Result], out: Path) -> None:
     for name in set(_listed(out)) - set(pages):
         (out / name).unlink(missing_ok=True)
     entries = [entry(result) for result in results]
-    notebooks.write_beside(
-        out / LISTING, json.dumps({"lessons": entries}, indent=1, ensure_ascii=False) + "\n"
-    )
+    notebooks.write_beside(out / LISTING, json.dumps({"lessons": entries}, indent=1, ensure_ascii=False) + "\n")
     notebooks.write_beside(out / "index.html", index(entries))
 
 

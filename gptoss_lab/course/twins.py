@@ -82,9 +82,7 @@ def sync(lesson: Path) -> list[str]:
         cell.outputs, cell.execution_count = before.get("outputs", []), before.get("execution_count")
     lost = sorted(set(solved) - {exercise_id(cell) for cell in notebook.cells})
     if lost:
-        raise NotebookError(
-            f"{twin} solves {', '.join(lost)}, which {lesson} does not ask: rename or delete it first"
-        )
+        raise NotebookError(f"{twin} solves {', '.join(lost)}, which {lesson} does not ask: rename or delete it first")
     write(twin, notebook)
     return unsolved
 

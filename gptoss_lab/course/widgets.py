@@ -190,7 +190,5 @@ def stepper(frames: Sequence[Content], captions: Sequence[str], *, label: str = 
     A frame is HTML, a Picture, or (figure, alt), drawn once when this is called.
     """
     if len(frames) < 2 or len(frames) != len(captions):
-        raise ValueError(
-            f"{len(frames)} frames and {len(captions)} captions: give two frames or more, a caption each"
-        )
+        raise ValueError(f"{len(frames)} frames and {len(captions)} captions: give two frames or more, a caption each")
     return Stepper([as_html(frame) for frame in frames], captions, label)

@@ -13,9 +13,7 @@ from gptoss_lab.moe.routing import Routing
 PLAIN = (bool, int, float, str, torch.dtype, torch.device)
 
 
-def assert_equivalent(
-    actual: Any, expected: Any, *, rtol: float = 0.0, atol: float = 0.0, path: str = ""
-) -> None:
+def assert_equivalent(actual: Any, expected: Any, *, rtol: float = 0.0, atol: float = 0.0, path: str = "") -> None:
     """Compare two values down to their leaves and raise AssertionError at the first difference.
 
     Both may be a `Routing`, another dataclass, a dict, list or tuple, a tensor, a number, a string or None.
@@ -36,9 +34,7 @@ def assert_equivalent(
     elif dataclasses.is_dataclass(expected) and not isinstance(expected, type):
         for field in dataclasses.fields(expected):
             inner = _join(path, field.name)
-            assert_equivalent(
-                getattr(actual, field.name), getattr(expected, field.name), path=inner, **tolerance
-            )
+            assert_equivalent(getattr(actual, field.name), getattr(expected, field.name), path=inner, **tolerance)
     elif isinstance(expected, dict):
         if list(actual) != list(expected):
             raise AssertionError(f"{name}: keys {list(actual)} against {list(expected)}")
@@ -86,9 +82,7 @@ def _compare_routings(path: str, actual: Routing, expected: Routing, **tolerance
             assert_equivalent(left, right, path=_join(path, field.name), **tolerance)
     # The index arrays are equal by now, so both routings have the same rows with a slot, and they come first.
     rows = int((expected.col_sorted_indx >= 0).sum())
-    _compare_tensors(
-        _join(path, "gate_scal"), actual.gate_scal[:rows], expected.gate_scal[:rows], **tolerance
-    )
+    _compare_tensors(_join(path, "gate_scal"), actual.gate_scal[:rows], expected.gate_scal[:rows], **tolerance)
 
 
 def _compare_layout(name: str, actual: torch.Tensor, expected: torch.Tensor) -> None:
@@ -100,9 +94,7 @@ def _compare_layout(name: str, actual: torch.Tensor, expected: torch.Tensor) -> 
             raise AssertionError(f"{name}: {attribute} {left} against {right}")
 
 
-def _compare_tensors(
-    name: str, actual: torch.Tensor, expected: torch.Tensor, rtol: float, atol: float
-) -> None:
+def _compare_tensors(name: str, actual: torch.Tensor, expected: torch.Tensor, rtol: float, atol: float) -> None:
     _compare_layout(name, actual, expected)
     if expected.is_floating_point():
         close = torch.isclose(actual.float(), expected.float(), rtol=rtol, atol=atol, equal_nan=True)

@@ -101,9 +101,7 @@ def sparse_kernels() -> SparseKernels:
         )
     except (ImportError, AttributeError) as error:
         where = list(getattr(triton_kernels, "__path__", ["?"]))
-        raise MissingKernels(
-            f"triton_kernels in {where} has no SparseMatrix ({error}): {INSTALL_SPARSE}"
-        ) from error
+        raise MissingKernels(f"triton_kernels in {where} has no SparseMatrix ({error}): {INSTALL_SPARSE}") from error
     require_runnable()
     return found
 
@@ -117,9 +115,7 @@ def legacy_routing() -> Any:
     try:
         from triton_kernels.routing import routing
     except ImportError as error:
-        raise MissingKernels(
-            f"no triton_kernels with routing() is installed ({error}): {INSTALL_LEGACY}"
-        ) from error
+        raise MissingKernels(f"no triton_kernels with routing() is installed ({error}): {INSTALL_LEGACY}") from error
     if not torch.cuda.is_available():
         raise MissingKernels("triton_kernels 3.5.1's routing() needs a CUDA device: there is none here")
     return routing

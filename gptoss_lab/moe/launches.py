@@ -73,9 +73,7 @@ def timeline(fn: Callable[[], Any]) -> list[Launch]:
     longer than without the profiler; the device's times are not affected.
     """
     if not torch.cuda.is_available() or interpreting():
-        raise RuntimeError(
-            "a timeline needs a CUDA device and compiled kernels: use launches() for names alone"
-        )
+        raise RuntimeError("a timeline needs a CUDA device and compiled kernels: use launches() for names alone")
     fn()
     torch.cuda.synchronize()
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
@@ -101,9 +99,7 @@ def match_launches(events: list[dict[str, Any]]) -> list[Launch]:
     kernels = [e for e in spans if e.get("cat") in ON_DEVICE]
     lost = [e["name"] for e in kernels if e["args"].get("correlation") not in hosts]
     if lost:
-        raise RuntimeError(
-            f"the profiler lost the host's side of {len(lost)} launches, first {lost[0]}: run it again"
-        )
+        raise RuntimeError(f"the profiler lost the host's side of {len(lost)} launches, first {lost[0]}: run it again")
     launched = {id(e): hosts[e["args"]["correlation"]] for e in kernels}
     kernels.sort(key=lambda e: (launched[id(e)], e["ts"]))
     zero = launched[id(kernels[0])] if kernels else 0.0

@@ -1,4 +1,4 @@
-"""Times of calls on a GPU, taken side by side, and the record of where they were taken.
+"""Times of calls on a GPU, taken side by side.
 
 Calls that are compared are measured in one run, in turns, so that a change of clocks or of load meets all
 of them.
@@ -6,26 +6,13 @@ of them.
 
 from __future__ import annotations
 
-import datetime
-import importlib.metadata
-import json
-import os
-import platform
-import shlex
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-
-from gptoss_lab.moe.generations import installed_generation
-
-PACKAGES = ("torch", "triton", "tokenspeed-triton-kernels")
 
 
 @dataclass(frozen=True)
@@ -38,9 +25,7 @@ class Timing:
     samples: int
 
 
-def measure_graph(
-    calls: Mapping[str, Callable[[], Any]], samples: int = 50, replays: int = 20
-) -> dict[str, Timing]:
+def measure_graph(calls: Mapping[str, Callable[[], Any]], samples: int = 50, replays: int = 20) -> dict[str, Timing]:
     """Capture each call in a CUDA graph and time its replays. Needs a CUDA device.
 
     A sample is the time on the device of `replays` replays one behind the other, divided by their number;
@@ -104,61 +89,10 @@ def capture(fn: Callable[[], Any]) -> Callable[[], None]:
     return graph.replay
 
 
-def provenance(commit: str | None = None) -> dict[str, Any]:
-    """Return what a number needs beside it: device, date, versions, command and commit.
-
-    commit: stated by the caller, else asked of git in the current folder, else "unknown".
-    """
-    versions = {
-        "python": platform.python_version(),
-        "cuda": torch.version.cuda,
-        "triton_kernels": installed_generation(),
-    }
-    return {
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU {platform.machine()}",
-        "date": datetime.date.today().isoformat(),
-        "versions": versions | {package: installed_version(package) for package in PACKAGES},
-        "command": shlex.join(["python", *sys.argv]),
-        "commit": commit or current_commit(),
-    }
-
-
-def installed_version(package: str) -> str:
-    """Return the version of the module that would be imported, else of the distribution, else "unknown"."""
-    module = sys.modules.get(package)
-    if module is not None and hasattr(module, "__version__"):
-        return str(module.__version__)
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
-
-
-def current_commit() -> str:
-    """Return git's HEAD of the current folder, with `+` behind it when files differ, or "unknown"."""
-    try:
-        head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-        status = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return head.stdout.strip() + ("+" if status.stdout.strip() else "")
-
-
-def write_record(path: Path | str, record: Mapping[str, Any]) -> None:
-    """Write the record as JSON beside the path, then rename it, so that a reader never sees half of it."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(json.dumps(record, indent=1) + "\n")
-    os.replace(beside, path)
-
-
 def require_cuda(what: str) -> None:
     """Raise RuntimeError without a CUDA device."""
     if not torch.cuda.is_available():
-        raise RuntimeError(
-            f"{what} needs a CUDA device: there is none here, read the record in data/ instead"
-        )
+        raise RuntimeError(f"{what} needs a CUDA device: there is none here, read the record in data/ instead")
 
 
 def _graph_sampler(replay: Callable[[], None], replays: int) -> Callable[[], float]:

@@ -69,9 +69,7 @@ def rows_in_slices(routing: Routing) -> torch.Tensor:
     first = ragged.slice_offs[:-1].clamp(min=0)  # [slices]
     after = first + ragged.slice_sizes.clamp(min=0)  # [slices]
     one = torch.ones_like(first)
-    edges = torch.zeros(
-        rows + 1, dtype=first.dtype, device=first.device
-    )  # +1 where a slice begins, -1 behind it
+    edges = torch.zeros(rows + 1, dtype=first.dtype, device=first.device)  # +1 where a slice begins, -1 behind it
     edges = edges.index_add(0, first, one).index_add(0, after, -one)
     return edges.cumsum(0)[:rows] > 0
 

@@ -82,9 +82,7 @@ def check_topk(logits: torch.Tensor, k: int, n_rows: int | None) -> None:
     if not 1 <= experts <= MOST_EXPERTS:
         raise ValueError(f"logits have {experts} experts: from 1 to {MOST_EXPERTS} are supported")
     if not (1 <= k <= min(experts, LARGEST_K) and k & (k - 1) == 0):
-        raise ValueError(
-            f"k is {k} with {experts} experts: k = 1, 2, 4, 8, 16, 32 up to the experts are supported"
-        )
+        raise ValueError(f"k is {k} with {experts} experts: k = 1, 2, 4, 8, 16, 32 up to the experts are supported")
     if n_rows is not None and not 0 <= n_rows <= tokens:
         raise ValueError(f"n_rows is {n_rows} with {tokens} tokens: pass 0 to {tokens}")
     if experts > 1 and logits.stride(1) != 1:
@@ -113,9 +111,7 @@ def topk(logits: torch.Tensor, k: int, n_rows: int | None = None) -> Any:
     """
     check_topk(logits, k, n_rows)
     if logits.shape[1] % WORD:
-        logits = torch.nan_to_num(
-            logits, nan=math.nan, posinf=math.inf, neginf=-math.inf
-        )  # [tokens, experts]
+        logits = torch.nan_to_num(logits, nan=math.nan, posinf=math.inf, neginf=-math.inf)
     return sparse_kernels().topk(logits, k, n_rows=n_rows)
 
 
@@ -163,19 +159,16 @@ def pack_bitmatrix(Bits, Ids, n_rows, n_words: tl.constexpr, k, ROWS: tl.constex
 
 
 def rows_per_program(tokens: int) -> int:
-    """Return the 512 of the original, or what suffices in the interpreter, which reduces element by
-    element."""
+    """Return the original's 512, or in the interpreter, which reduces element by element, what suffices."""
     return min(512, triton.next_power_of_2(max(tokens, 1))) if interpreting() else 512
 
 
 def rebuild_from(ids: torch.Tensor, weights: torch.Tensor, n_experts: int) -> Routing:
-    """Make a `Routing` from ids and weights alone: pack a bitmatrix, build a second `SparseMatrix`, reuse
-    that.
+    """Make a `Routing` from ids and weights alone: pack them, build a second `SparseMatrix`, reuse that.
 
     ids: any integer dtype [tokens, k], -1 for a slot without an expert. weights: floating [tokens, k], cast
-    to bfloat16. Up to 14 launches: ids to int16, weights to bfloat16 (none if they are), zeros, pack,
-    compare, fill, where, four of `SparseMatrix`, four of `reuse`. The casts to a dtype that is there
-    already launch nothing.
+    to bfloat16. 14 launches: ids to int16, zeros, pack, compare, fill, where, four of `SparseMatrix`, four
+    of `reuse`; one more when the weights have to be cast, one fewer when the ids are int16 already.
 
     True to the original, and unsafe where it is: an id at or above n_experts, or one that int16 cannot
     hold, makes a later kernel write out of bounds, and an id twice in a row loses a pick without a word.

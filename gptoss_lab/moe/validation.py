@@ -48,15 +48,11 @@ def validate_expert_map(expert_map: torch.Tensor, n_local: int) -> None:
     their new numbers from the map, so that another order would give slices and schedule different numbers.
     """
     if expert_map.dtype not in INTEGERS or expert_map.ndim != 1:
-        raise ValueError(
-            f"expert_map is {expert_map.dtype} of shape {list(expert_map.shape)}: pass int32 [experts]"
-        )
+        raise ValueError(f"expert_map is {expert_map.dtype} of shape {list(expert_map.shape)}: pass int32 [experts]")
     entries = expert_map.detach().cpu().tolist()
     local = [entry for entry in entries if entry != -1]
     if local != list(range(n_local)):
-        raise ValueError(
-            f"expert_map numbers the local experts {local}: pass 0 to {n_local - 1} in this order"
-        )
+        raise ValueError(f"expert_map numbers the local experts {local}: pass 0 to {n_local - 1} in this order")
 
 
 def validate_routing(routing: Routing) -> None:

@@ -68,8 +68,7 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
         other = tensors.setdefault(stored.spec.name, stored)
         if other is not stored:
             raise CheckpointError(
-                f"{stored.file}: tensor {stored.spec.name!r} is in {other.file.name} as well: "
-                "remove the stale one"
+                f"{stored.file}: tensor {stored.spec.name!r} is in {other.file.name} as well: remove the stale one"
             )
     if index is not None:
         _require_same_tensors(folder, index, tensors)
@@ -122,6 +121,5 @@ def _require_same_tensors(folder: Path, index: dict[str, str], tensors: dict[str
     for name, stored in tensors.items():
         if name not in index:
             raise CheckpointError(
-                f"{stored.file} holds tensor {name!r}, which {INDEX} does not name: fetch the index "
-                "that belongs to it"
+                f"{stored.file} holds tensor {name!r}, which {INDEX} does not name: fetch the index that belongs to it"
             )

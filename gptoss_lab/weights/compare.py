@@ -27,14 +27,10 @@ def differing(expected: Mapping[str, torch.Tensor], actual: Mapping[str, torch.T
     A name that only one of the mappings has counts as different.
     """
     names = sorted(expected.keys() | actual.keys())
-    return [
-        n for n in names if n not in expected or n not in actual or not same_bytes(expected[n], actual[n])
-    ]
+    return [n for n in names if n not in expected or n not in actual or not same_bytes(expected[n], actual[n])]
 
 
-def source_of(
-    wrong: torch.Tensor, originals: Mapping[str, torch.Tensor], probe: int = 32
-) -> tuple[str, int] | None:
+def source_of(wrong: torch.Tensor, originals: Mapping[str, torch.Tensor], probe: int = 32) -> tuple[str, int] | None:
     """Find whose bytes stand at the start of `wrong`.
 
     Takes the first `probe` bytes of `wrong` (all of them if it is shorter). Returns the name of the first tensor

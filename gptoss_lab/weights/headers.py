@@ -48,9 +48,7 @@ def read_shards(source: Source) -> list[Shard]:
     if items and isinstance(items[0], TensorSpec):
         items = [items]
     return [
-        read_shard(item)
-        if isinstance(item, str | Path)
-        else Shard(f"shard {number}", tuple(file_order(item)))
+        read_shard(item) if isinstance(item, str | Path) else Shard(f"shard {number}", tuple(file_order(item)))
         for number, item in enumerate(items, start=1)
     ]
 

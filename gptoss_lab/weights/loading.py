@@ -105,9 +105,7 @@ def lazy_experts_only(
     load_normal: Half = load_normal_weights,
 ) -> LoadReport:
     """Half a fix: experts are copied as they arrive, the rest still waits as views and is read too late."""
-    return _experts_first(
-        "lazy_experts_only", model, weights, names, load_experts, load_normal, _as_it_is, "host"
-    )
+    return _experts_first("lazy_experts_only", model, weights, names, load_experts, load_normal, _as_it_is, "host")
 
 
 def clone_on_device(
@@ -161,8 +159,7 @@ def place(
 
 
 STRATEGIES: dict[str, Strategy] = {
-    strategy.__name__: strategy
-    for strategy in (drain, lazy_experts_only, clone_on_device, host_copies, place)
+    strategy.__name__: strategy for strategy in (drain, lazy_experts_only, clone_on_device, host_copies, place)
 }
 
 

@@ -215,9 +215,7 @@ def measure_here(folder: Path, way: str, memory_limit: int | None) -> MemoryRun:
     host_peak, device_peak = sampler.peaks()
     wrong = count_wrong(model, checkpoint)
     tensors = len(checkpoint.tensors)
-    return MemoryRun(
-        way, memory_limit, device.name, seconds, host_peak, device_peak, sampler.samples, wrong, tensors
-    )
+    return MemoryRun(way, memory_limit, device.name, seconds, host_peak, device_peak, sampler.samples, wrong, tensors)
 
 
 def count_wrong(model: GptOss, checkpoint: Checkpoint) -> int:

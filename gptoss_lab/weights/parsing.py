@@ -53,9 +53,7 @@ def read_header(path: str | Path) -> list[StoredTensor]:
     data_bytes = _require_no_gap(path, entries)
     if data_start + data_bytes != size:
         fault = "is truncated" if size < data_start + data_bytes else "has bytes behind its last tensor"
-        raise CheckpointError(
-            f"{path} {fault}: {size} bytes, not the header's {data_start + data_bytes}. {FETCH}"
-        )
+        raise CheckpointError(f"{path} {fault}: {size} bytes, not the header's {data_start + data_bytes}. {FETCH}")
     return [StoredTensor(spec, path, data_start + begin) for spec, begin, _ in entries]
 
 
@@ -92,9 +90,7 @@ def _read_json_header(path: Path) -> tuple[dict[str, Any], int, int]:
             prefix = file.read(8)
             length = int.from_bytes(prefix, "little")
             if len(prefix) < 8:
-                raise CheckpointError(
-                    f"{path} is truncated: {size} bytes, the header's length takes 8. {FETCH}"
-                )
+                raise CheckpointError(f"{path} is truncated: {size} bytes, the header's length takes 8. {FETCH}")
             if length > LARGEST_HEADER or 8 + length > size:
                 raise CheckpointError(
                     f"{path}: the header is cut, or its length is wrong. It should have {length} bytes; the "
@@ -110,9 +106,7 @@ def _parse_entry(path: Path, name: str, entry: Any) -> tuple[TensorSpec, int, in
     """Return a header entry as its spec and its range behind the header."""
     where = f"{path}: tensor {name!r}"
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
-        raise CheckpointError(
-            f"{where} needs dtype, shape and data_offsets, the header has {entry!r}. {WRITE}"
-        )
+        raise CheckpointError(f"{where} needs dtype, shape and data_offsets, the header has {entry!r}. {WRITE}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         known = ", ".join(DTYPE_BYTES)
@@ -125,8 +119,7 @@ def _parse_entry(path: Path, name: str, entry: Any) -> tuple[TensorSpec, int, in
     begin, end = offsets
     if end - begin != spec.nbytes:
         raise CheckpointError(
-            f"{where}: {dtype} {shape} needs {spec.nbytes} bytes, its range {offsets} has {end - begin}. "
-            f"{WRITE}"
+            f"{where}: {dtype} {shape} needs {spec.nbytes} bytes, its range {offsets} has {end - begin}. {WRITE}"
         )
     return spec, begin, end
 

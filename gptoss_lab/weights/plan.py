@@ -63,9 +63,7 @@ class Plan:
     def slot(self, name: str) -> Slot:
         """The place of one tensor. Raises StreamingError for a name that is not in the plan."""
         if name not in self._by_name:
-            raise StreamingError(
-                f"tensor {name!r} is not among the {len(self.slots)} of this plan: check the name"
-            )
+            raise StreamingError(f"tensor {name!r} is not among the {len(self.slots)} of this plan: check the name")
         return self._by_name[name]
 
     def overwriters(self, name: str) -> list[Slot]:
@@ -148,11 +146,7 @@ def require_distinct_names(shards: Iterable[Shard]) -> None:
     for shard in shards:
         for spec in shard.specs:
             if spec.name in owner:
-                where = (
-                    owner[spec.name]
-                    if owner[spec.name] == shard.label
-                    else f"{owner[spec.name]}, {shard.label}"
-                )
+                where = owner[spec.name] if owner[spec.name] == shard.label else f"{owner[spec.name]}, {shard.label}"
                 raise StreamingError(
                     f"tensor {spec.name!r} is there twice (in {where}): give each file once, and leave out "
                     "files that the index does not name"

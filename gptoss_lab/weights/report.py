@@ -106,17 +106,13 @@ class Recorder:
         if name in self.produced:
             raise LoadError(f"tensor {name!r} came twice: stream each file once, and only those of the index")
         if self.known and name not in self.known:
-            raise LoadError(
-                f"tensor {name!r} is unknown to the model: load the checkpoint with its own config"
-            )
+            raise LoadError(f"tensor {name!r} is unknown to the model: load the checkpoint with its own config")
         self.produced[name] = None
         self.views.add(tensor)
         self._measure()
         return item
 
-    def keep(
-        self, tensor: torch.Tensor, kept: torch.Tensor, where: Literal["host", "device"]
-    ) -> torch.Tensor:
+    def keep(self, tensor: torch.Tensor, kept: torch.Tensor, where: Literal["host", "device"]) -> torch.Tensor:
         """Count `kept`, which a strategy will hold in place of `tensor`. The same storage is no copy."""
         if kept.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr():
             self.copied[where] += kept.nbytes
@@ -203,9 +199,7 @@ def check_names(model: Target, names: list[str] | None) -> None:
         return
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise LoadError(
-            f"tensor {_some(twice)} is in the headers twice: leave out files that the index does not name"
-        )
+        raise LoadError(f"tensor {_some(twice)} is in the headers twice: leave out files that the index does not name")
     known = getattr(model, "names", None)
     if known is None:
         return
@@ -214,9 +208,7 @@ def check_names(model: Target, names: list[str] | None) -> None:
     if unknown or missing:
         faults = [f"{len(unknown)} unknown to the model: {_some(unknown)}"] if unknown else []
         faults += [f"{len(missing)} that the model needs are missing: {_some(missing)}"] if missing else []
-        raise LoadError(
-            f"tensors of the headers: {'; '.join(faults)}. Load the checkpoint with its own config.json"
-        )
+        raise LoadError(f"tensors of the headers: {'; '.join(faults)}. Load the checkpoint with its own config.json")
 
 
 def _some(names: list[str]) -> str:

@@ -106,9 +106,7 @@ def _mark(item: tuple[str, torch.Tensor]) -> tuple[str, torch.Tensor]:
 
 def _checked_concurrency(concurrency: int | None) -> int | None:
     if concurrency is not None and (isinstance(concurrency, bool) or operator.index(concurrency) < 1):
-        raise StreamingError(
-            f"concurrency={concurrency!r} is not a number of threads: give 1 or more, or None"
-        )
+        raise StreamingError(f"concurrency={concurrency!r} is not a number of threads: give 1 or more, or None")
     return concurrency
 
 

@@ -51,9 +51,7 @@ def write_checkpoint(
     _write_folder(Path(folder), specs, lambda spec: tensors[spec.name], config, shard_limit)
 
 
-def write_random_checkpoint(
-    folder: str | Path, config: Config, shard_limit: int = SHARD_LIMIT, seed: int = 0
-) -> None:
+def write_random_checkpoint(folder: str | Path, config: Config, shard_limit: int = SHARD_LIMIT, seed: int = 0) -> None:
     """Write a gpt-oss checkpoint of any size with random weights, for tests and measurements.
 
     Weights are small: dense ones have a standard deviation of 0.02, norms are 1, and scale bytes lie a little
@@ -114,9 +112,7 @@ def _write_folder(
 ) -> None:
     """Write everything beside `folder`, then rename."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(
-            f"{folder} exists and is not an empty folder: remove it, or choose another place"
-        )
+        raise FileExistsError(f"{folder} exists and is not an empty folder: remove it, or choose another place")
     shards = shard(specs, limit)
     if not shards:
         raise ValueError(f"no tensor to write into {folder}: give at least one")

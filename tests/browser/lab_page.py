@@ -67,9 +67,7 @@ class LessonPage:
     def use_theme(self, theme: str) -> None:
         """Switch to "light" or "dark" and wait until the page is."""
         name = THEMES[theme]
-        self.page.evaluate(
-            "t => window.jupyterapp.commands.execute('apputils:change-theme', {theme: t})", name
-        )
+        self.page.evaluate("t => window.jupyterapp.commands.execute('apputils:change-theme', {theme: t})", name)
         self.page.wait_for_selector(f'body[data-jp-theme-name="{name}"]', state="attached")
 
     def clear_outputs(self) -> None:

@@ -109,9 +109,7 @@ def isolated_environment(folder: Path, without_widgets: bool) -> dict[str, str]:
 
 
 @contextmanager
-def running_lab(
-    folder: Path, notebooks: Path | None = None, *, without_widgets: bool = False
-) -> Iterator[Lab]:
+def running_lab(folder: Path, notebooks: Path | None = None, *, without_widgets: bool = False) -> Iterator[Lab]:
     """Serve a copy of `notebooks` from `folder`/served until the block ends."""
     root, log = folder / "served", folder / "jupyterlab.log"
     if notebooks is None:

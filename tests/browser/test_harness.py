@@ -5,7 +5,7 @@ from __future__ import annotations
 import nbformat
 import pytest
 from lab_controls import move_controls, widget_cells
-from lab_page import THEMES
+from lab_page import PICTURE_HEIGHT, THEMES
 from lab_server import running_lab
 
 pytestmark = pytest.mark.browser
@@ -46,6 +46,11 @@ def write_notebook(lab, name, *sources):
     notebook = nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel})
     nbformat.write(notebook, lab.root / name)
     return name
+
+
+def height_of(png):
+    """The height in a PNG's header: after 8 bytes of signature, 8 of chunk head and 4 of width."""
+    return int.from_bytes(png.read_bytes()[20:24], "big")
 
 
 @pytest.fixture
@@ -100,7 +105,10 @@ def test_both_themes_are_pictured_whole(run, tmp_path):
     for theme in THEMES:
         lesson.use_theme(theme)
         pictures[theme] = lesson.picture(tmp_path / theme)
-    assert [path.name for path in pictures["light"]] == ["light-1.png", "light-2.png"]
+    whole = lesson.page.locator(".jp-WindowedPanel-outer").evaluate("node => node.scrollHeight")
+    heights = [height_of(path) for path in pictures["light"]]
+    assert max(heights) <= PICTURE_HEIGHT < whole <= sum(heights)
+    assert [path.name for path in pictures["light"][:2]] == ["light-1.png", "light-2.png"]
     assert pictures["light"][0].read_bytes() != pictures["dark"][0].read_bytes()
     alt = lesson.page.locator(".jp-OutputArea img").get_attribute("alt")
     assert alt == "Two bars: 7 tensors are kept, 148 are lost"

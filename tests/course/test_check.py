@@ -126,6 +126,17 @@ def test_a_function_that_calls_a_stub_waits_for_it(double):
     assert "`double` waits for `stub`" in verdict.lines[0]
 
 
+def test_a_stub_is_called_once(double):
+    calls = []
+
+    def counted(values):
+        calls.append(values)
+        raise NotImplementedError
+
+    double.verdict(counted)
+    assert len(calls) == 1
+
+
 def test_an_operation_that_pytorch_lacks_is_no_stub():
     checker = Checker("1.1", "lower")
     checker.case("meta")(lambda lower: lower(torch.ones(2, device="meta")))

@@ -106,6 +106,14 @@ def test_bitwise_tells_zeros_and_nans_apart(dtype):
         expect_equal(other, nan, bitwise=True)
 
 
+def test_bitwise_reads_the_stored_bits_of_types_that_numpy_lacks():
+    # Widened to float32, which makes a signalling NaN a quiet one, these two could not be told apart.
+    one, other = (torch.tensor([byte], dtype=torch.uint8).view(torch.float8_e5m2) for byte in (0x7D, 0x7F))
+    expect_equal(one, other)
+    with pytest.raises(Mismatch):
+        expect_equal(one, other, bitwise=True)
+
+
 def test_bitwise_holds_for_numbers_and_arrays_too():
     for one, other in ((-0.0, 0.0), (np.array([-0.0]), np.array([0.0]))):
         expect_equal(one, other)

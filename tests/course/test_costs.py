@@ -90,10 +90,23 @@ def test_a_lazy_consumer_has_one_tensor_alive_and_a_list_has_all():
 
 
 def test_a_consumer_that_lets_go_has_one():
-    live = LiveTensors()
-    for item in live.watch(produce(5)):
+    live, record = LiveTensors(), ProducedWhenSeen()
+    items = (("t", torch.full((4,), float(i))) for i in range(5))
+    for item in live.watch(record.produce(items)):
+        assert live.alive == 1
         del item
+        assert live.alive == 0
     assert live.peak == 1
+
+
+def test_the_peak_outlives_what_caused_it():
+    live, kept = LiveTensors(), []
+    for i, (_name, tensor) in enumerate(live.watch(produce(5))):
+        kept.append(tensor)
+        del tensor
+        if i == 2:
+            kept.clear()
+    assert (live.peak, live.peak_bytes, live.alive) == (3, 48, 2)
 
 
 def test_a_view_keeps_memory_alive_but_not_the_object():

@@ -246,9 +246,7 @@ def test_a_planted_fault_is_named_with_what_mends_it(fault: str) -> None:
 
 
 def test_every_check_is_seen_to_complain() -> None:
-    assert {check for _, check, *_ in FAULTS.values()} == {
-        finding.check for finding in doctor.run_checks(HEALTHY)
-    }
+    assert {check for _, check, *_ in FAULTS.values()} == {finding.check for finding in doctor.run_checks(HEALTHY)}
 
 
 def test_every_complaint_says_what_mends_it() -> None:

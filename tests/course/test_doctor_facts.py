@@ -90,9 +90,7 @@ def test_checksums_tell_right_changed_and_missing_files_apart(tmp_path: Path) ->
     assert doctor_facts.compare_checksums(tmp_path / "none") is None
 
 
-def test_widgets_switched_off_in_a_page_configuration_are_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_widgets_switched_off_in_a_page_configuration_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = tmp_path / "labconfig" / "page_config.json"
     settings.parent.mkdir()
     monkeypatch.setenv("JUPYTER_CONFIG_PATH", str(tmp_path))
@@ -119,9 +117,7 @@ def test_what_became_of_a_probe_is_told(code: str, seen: dict) -> None:
 
 def test_a_probe_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_facts, "PROBE_SECONDS", 0.2)
-    child = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(600)"], stdout=subprocess.PIPE, text=True
-    )
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdout=subprocess.PIPE, text=True)
     assert "took over" in doctor_facts.read_probe(child)["error"]
     assert child.returncode is not None
 

@@ -54,10 +54,7 @@ def test_a_picture_is_an_html_figure_with_alt_text_and_a_plain_text():
     assert set(bundle) == {"text/html", "text/plain"}
     assert bundle["text/plain"] == f"Figure: {ALT}"
     assert bundle["text/html"].startswith("<figure")
-    assert (
-        f'alt="{ALT}"' in bundle["text/html"]
-        and "<figcaption>What survives</figcaption>" in bundle["text/html"]
-    )
+    assert f'alt="{ALT}"' in bundle["text/html"] and "<figcaption>What survives</figcaption>" in bundle["text/html"]
     data = re.search(r"base64,([^\"]+)", bundle["text/html"]).group(1)
     assert b64decode(data) == picture.png
 
@@ -70,8 +67,9 @@ def test_it_is_sharp_and_shown_at_half_its_pixels():
 
 def test_it_stands_on_white_in_every_theme():
     assert "background:#fff" in figures.picture(bars(), ALT).html()
-    with plt.style.context("dark_background"):
-        image = pixels(figures.picture(bars(), ALT).png)
+    fig = bars()
+    fig.set_facecolor("black")
+    image = pixels(figures.picture(fig, ALT).png)
     assert (image[0, 0, :3] == 1).all() and (image[-1, -1, :3] == 1).all()
 
 

@@ -63,9 +63,7 @@ def test_lint_finds_what_nbval_lets_pass(name: str) -> None:
     assert any(re.search(RECORDED[name], problem) for problem in problems), problems
 
 
-@pytest.mark.parametrize(
-    "path", [*GOOD, *sorted((FIXTURES / "live").glob("*.ipynb"))], ids=lambda path: path.stem
-)
+@pytest.mark.parametrize("path", [*GOOD, *sorted((FIXTURES / "live").glob("*.ipynb"))], ids=lambda path: path.stem)
 def test_lint_is_content_with_what_only_running_can_tell(path: Path) -> None:
     assert record_problems(path) == []
 

@@ -41,9 +41,7 @@ def build(answer: str) -> NotebookNode:
     cells = [
         new_markdown_cell(OPENING),
         new_code_cell("import math", metadata={"tags": ["nbval-ignore-output"]}),
-        new_markdown_cell(
-            "## The sum\n\n![two apples](picture.png)\n\n```\n# no title\n![](nothing.png)\n```"
-        ),
+        new_markdown_cell("## The sum\n\n![two apples](picture.png)\n\n```\n# no title\n![](nothing.png)\n```"),
         exercise(answer),
         new_code_cell("check(add)"),
         new_code_cell("print('3 bytes')", metadata={"tags": ["summary"]}),
@@ -118,9 +116,7 @@ def test_format_fault_is_named_and_mended(lesson: Path, name: str) -> None:
     assert not notebooks.fix(lesson)
 
 
-@pytest.mark.parametrize(
-    "spoil", [lambda text: text[:-1], lambda text: json.dumps(json.loads(text), indent=2) + "\n"]
-)
+@pytest.mark.parametrize("spoil", [lambda text: text[:-1], lambda text: json.dumps(json.loads(text), indent=2) + "\n"])
 def test_format_is_held_to_the_byte(lesson: Path, spoil: Callable[[str], str]) -> None:
     text = lesson.read_text(encoding="utf-8")
     lesson.write_text(spoil(text), encoding="utf-8")
@@ -151,9 +147,7 @@ def test_canonical_keeps_outputs_and_what_the_course_needs(lesson: Path) -> None
     assert kept.metadata == {"tags": ["exercise"], "gptoss_lab": {"exercise": "10.1"}}
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"nbformat": 3, "worksheets": []}', '{"nbformat": 4, "cells": [{}]}']
-)
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"nbformat": 3, "worksheets": []}', '{"nbformat": 4, "cells": [{}]}'])
 def test_file_that_is_no_notebook_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "10__x.ipynb"
     path.write_text(text)
@@ -171,6 +165,14 @@ def test_failed_write_leaves_the_file_as_it_was(lesson: Path, monkeypatch: pytes
         "picture.png",
         "solutions",
     ]
+
+
+def test_write_replaces_the_file_and_never_writes_into_it(lesson: Path) -> None:
+    """A second name of the old file keeps the old text: whoever reads it meanwhile sees it whole."""
+    before = lesson.read_bytes()
+    (lesson.parent / "old").hardlink_to(lesson)
+    notebooks.write_beside(lesson, "new")
+    assert lesson.read_text() == "new" and (lesson.parent / "old").read_bytes() == before
 
 
 # --- choosing
@@ -230,9 +232,7 @@ FORM = {
     "setup compared": (lambda notebook: notebook.cells[1].metadata.update(tags=[]), "cell 1: the setup cell"),
     "no summary": (lambda notebook: notebook.cells[5].metadata.update(tags=[]), "0 cells tagged summary"),
     "long summary": (
-        lambda notebook: notebook.cells[5].update(
-            outputs=[new_output("stream", text="1\n2\n3\n")], execution_count=4
-        ),
+        lambda notebook: notebook.cells[5].update(outputs=[new_output("stream", text="1\n2\n3\n")], execution_count=4),
         "summary prints 3 lines",
     ),
     "exercise of another lesson": (
@@ -274,9 +274,7 @@ def test_fault_of_form_is_named(lesson: Path, name: str) -> None:
     assert any(said in problem for problem in problems), problems
 
 
-@pytest.mark.parametrize(
-    "name", ["count_bytes", "1__count", "10_count", "10__Count", "10__count bytes", "10__"]
-)
+@pytest.mark.parametrize("name", ["count_bytes", "1__count", "10_count", "10__Count", "10__count bytes", "10__"])
 def test_file_name_is_number_and_snake_case(lesson: Path, name: str) -> None:
     renamed = lesson.rename(lesson.with_name(f"{name}.ipynb"))
     assert any("file name" in problem for problem in lint.lesson_problems(renamed))
@@ -355,9 +353,7 @@ def test_sync_brings_the_twin_into_step(lesson: Path, name: str) -> None:
 def test_sync_keeps_outputs_of_cells_that_stay(lesson: Path) -> None:
     def record(notebook: NotebookNode) -> None:
         for number in (3, 4, 5):
-            notebook.cells[number].update(
-                execution_count=number, outputs=[new_output("stream", text=f"{number}\n")]
-            )
+            notebook.cells[number].update(execution_count=number, outputs=[new_output("stream", text=f"{number}\n")])
 
     change(notebooks.twin_of(lesson), record)
     change(lesson, source(5, "print('4 bytes')"))

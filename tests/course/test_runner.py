@@ -19,14 +19,20 @@ from typer.testing import CliRunner
 from gptoss_lab.cli import app
 from gptoss_lab.course import notebooks, recorded, report, runner
 
-OPENING = (
-    "# Count to {n}\n\n**Time:** 5 minutes of reading, 7 of exercises.\n\nSee [the next](20__next.ipynb)."
-)
+OPENING = "# Count to {n}\n\n**Time:** 5 minutes of reading, 7 of exercises.\n\nSee [the next](20__next.ipynb)."
+
+TWIN = """import ipywidgets
 
 
-def write(
-    path: Path, *sources: str, tags: dict[int, list[str]] | None = None, kernel: str = "python3"
-) -> Path:
+class Twin(ipywidgets.IntText):
+    def _repr_mimebundle_(self, **kwargs):
+        return {**super()._repr_mimebundle_(**kwargs), "text/html": "<p>the static twin</p>"}
+
+
+Twin(value=3)"""
+
+
+def write(path: Path, *sources: str, tags: dict[int, list[str]] | None = None, kernel: str = "python3") -> Path:
     """Write a notebook with a title and a code cell for each source; `tags` go by the source's number."""
     cells = [new_markdown_cell(OPENING.format(n=len(sources)))]
     for number, source in enumerate(sources):
@@ -50,9 +56,7 @@ def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with lessons that fail in every way and two that do not."""
     folder = tmp_path_factory.mktemp("course")
     lessons = folder / "notebooks"
-    write(
-        lessons / "10__error.ipynb", "x = 1", "def f():\n    raise ValueError('bad\\nnews')\n\nf()", "y = 2"
-    )
+    write(lessons / "10__error.ipynb", "x = 1", "def f():\n    raise ValueError('bad\\nnews')\n\nf()", "y = 2")
     write(lessons / "11__dead.ipynb", "import os\n\nos._exit(3)", "y = 2")
     write(lessons / "12__slow.ipynb", "import time\n\ntime.sleep(100)")
     write(lessons / "13__magic.ipynb", "%no_such_magic\nprint('never')")
@@ -70,6 +74,8 @@ def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lessons / "20__next.ipynb",
         'from IPython.display import HTML\n\nHTML(\'<img alt="dot" src="data:image/png;base64,AAAA">\')',
         TWIN,
+        "ipywidgets.IntText()",
+        "from IPython.display import Javascript\n\nJavascript('1')",
     )
     return folder
 
@@ -77,8 +83,19 @@ def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def finished(course: Path) -> subprocess.CompletedProcess[str]:
     """One `gptoss-lab run` over all of them, with eight seconds a cell."""
-    command = [sys.executable, "-m", "gptoss_lab.cli", "run", "--timeout", "8"]
-    return subprocess.run(command, cwd=course, capture_output=True, text=True, timeout=200, check=False)
+    # A kernel of the name that every lesson asks for, found before this environment's own, that cannot start.
+    spec = course / "jupyter/kernels/python3/kernel.json"
+    spec.parent.mkdir(parents=True)
+    spec.write_text(json.dumps({"argv": ["false"], "display_name": "another machine's", "language": "python"}))
+    return subprocess.run(
+        [sys.executable, "-m", "gptoss_lab.cli", "run", "--timeout", "8"],
+        env={**os.environ, "JUPYTER_PATH": str(course / "jupyter")},
+        cwd=course,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -130,9 +147,7 @@ def test_progress_is_plain_lines_without_a_terminal(finished: subprocess.Complet
     assert "\x1b" not in finished.stdout
 
 
-def test_lesson_runs_on_this_python_in_its_own_folder(
-    course: Path, finished: subprocess.CompletedProcess[str]
-) -> None:
+def test_lesson_runs_on_this_python_in_its_own_folder(course: Path, finished: subprocess.CompletedProcess[str]) -> None:
     page = (course / "build/course/15__fine.html").read_text(encoding="utf-8")
     assert sys.executable in page and str(course / "notebooks") in page
 
@@ -156,9 +171,86 @@ def test_pages_link_to_each_other(course: Path, finished: subprocess.CompletedPr
     assert "five of five<br>and no more" in index and "ran longer than 8 s" in index
 
 
-def test_page_shows_the_static_twin_and_escapes_text(
-    course: Path, finished: subprocess.CompletedProcess[str]
+def test_page_shows_the_static_twin_and_escapes_text(course: Path, finished: subprocess.CompletedProcess[str]) -> None:
+    twin = (course / "build/course/20__next.html").read_text(encoding="utf-8")
+    assert "<p>the static twin</p>" in twin and "widget-view" not in twin
+    assert "<b>not shown</b>" not in (course / "build/course/15__fine.html").read_text(encoding="utf-8")
+
+
+def test_report_removes_only_pages_of_the_report_before(tmp_path: Path) -> None:
+    notebook = new_notebook(cells=[new_markdown_cell("# A title")])
+    first, second = (runner.Result(Path(f"{n}__x.ipynb"), notebook, 0) for n in (10, 20))
+    (tmp_path / "mine.html").write_text("kept")
+    report.write_report([first, second], tmp_path)
+    report.write_report([second], tmp_path)
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["20__x.html", "course.json", "index.html", "mine.html"]
+
+
+def test_run_names_the_lessons_it_knows(course: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(course)
+    said = CliRunner().invoke(app, ["run", "77"])
+    assert said.exit_code == 2
+    assert said.stderr.startswith("gptoss-lab: no lesson '77': choose from 10__error, ")
+    assert said.stderr.count("\n") == 1
+
+
+def test_run_without_notebooks_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for command in ("run", "record", "gate", "lint", "fix", "sync"):
+        said = CliRunner().invoke(app, [command])
+        assert said.exit_code == 2 and "no notebook in notebooks/" in said.stderr, command
+
+
+# --- interrupt
+
+
+def alive(pid: int) -> bool:
+    """Whether a process with this id still runs (a zombie does not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize(("command", "sent"), [("run", signal.SIGINT), ("record", signal.SIGTERM)])
+def test_interrupt_leaves_no_kernel_and_no_half_written_file(
+    tmp_path: Path, command: str, sent: signal.Signals
 ) -> None:
+    started = "import os, subprocess, time\n\nchild = subprocess.Popen(['sleep', '60'])\n"
+    started += "open('pids.part', 'w').write(f'{os.getpid()} {child.pid}')\nos.rename('pids.part', 'pids')\n"
+    write(tmp_path / "notebooks/10__long.ipynb", "x = 1", started + "time.sleep(60)")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gptoss_lab.cli", command],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Python starts with SIGINT ignored where the shell in front of the tests ignores it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    pids = tmp_path / "notebooks/pids"
+    end = time.monotonic() + 60
+    while not pids.exists() and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.05)
+    kernel, child = map(int, pids.read_text().split())
+    pids.unlink()
+    process.send_signal(sent)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130 and said == "gptoss-lab: interrupted; files are as they were\n"
+    assert not alive(kernel) and not alive(child)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+# --- record
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[runner.Result], list[str]]:
+    """A notebook that can be recorded and two that cannot, executed once and stored."""
+    folder = tmp_path_factory.mktemp("recording")
+    sources = ["print('a')\nprint('b')", "import nbformat\n\nnbformat.from_dict({}).x", "40 + 2"]
     write(folder / "10__good.ipynb", *sources, TWIN, tags={1: ["raises-exception"]}, kernel="elsewhere")
     write(folder / "11__error.ipynb", "print('a')", "1 / 0")
     write(folder / "12__widget.ipynb", "import ipywidgets\n\nipywidgets.IntText()")

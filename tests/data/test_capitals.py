@@ -201,9 +201,7 @@ def test_the_courses_model_answers_paris_in_float32_and_bfloat16(stored, tokeniz
 # Answers from overwritten weights
 
 
-@pytest.mark.parametrize(
-    ("limit", "overwritten"), [(-1, 0), (TOTAL, 0), (0, 148), (LARGEST, 148), (TOTAL - 1, 3)]
-)
+@pytest.mark.parametrize(("limit", "overwritten"), [(-1, 0), (TOTAL, 0), (0, 148), (LARGEST, 148), (TOTAL - 1, 3)])
 def test_overwritten_tensors_by_limit(stored, monkeypatch, limit, overwritten):
     kept = drain_stream(limit, monkeypatch)
     assert kept.keys() == stored.keys()

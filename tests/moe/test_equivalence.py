@@ -36,9 +36,7 @@ def leaves(routing: Routing) -> list[tuple[str, ...]]:
 def replace_leaf(value, path: tuple[str, ...], change):
     name, *rest = path
     inner = getattr(value, name)
-    return dataclasses.replace(
-        value, **{name: replace_leaf(inner, tuple(rest), change) if rest else change(inner)}
-    )
+    return dataclasses.replace(value, **{name: replace_leaf(inner, tuple(rest), change) if rest else change(inner)})
 
 
 def add_one(value):
@@ -129,9 +127,7 @@ def test_tolerance_is_for_floating_leaves():
 
 def test_weights_of_rows_in_no_slice_do_not_count(logits):
     routing = reference(logits(3, 32), 2, n_rows=2)
-    assert_equivalent(
-        replace_leaf(routing, ("gate_scal",), lambda gate: torch.cat([gate[:4], gate[4:] + 1])), routing
-    )
+    assert_equivalent(replace_leaf(routing, ("gate_scal",), lambda gate: torch.cat([gate[:4], gate[4:] + 1])), routing)
     changed = replace_leaf(routing, ("gate_scal",), lambda gate: torch.cat([gate[:3], gate[3:] + 1]))
     assert "gate_scal[3]" in different(changed, routing)
     assert "gate_scal: dtype" in different(replace_leaf(routing, ("gate_scal",), torch.Tensor.float), routing)

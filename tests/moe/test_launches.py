@@ -202,13 +202,14 @@ def test_kernels_belong_to_the_call_that_launched_them():
         span("user_annotation", "launch:aten.index", 100.0, 20.0),
         span("user_annotation", "somebody else's", 90.0, 90.0),
         span("user_annotation", "launch:_topk_forward", 50.0, 10.0),
+        span("user_annotation", "launch:aten.outer", 40.0, 30.0),
         span("cpu_op", "aten::index", 101.0, 18.0),
         span("cuda_driver", "cuLaunchKernelEx", 55.0, 1.0, correlation=1),
         span("cuda_runtime", "cudaLaunchKernel", 105.0, 1.0, correlation=2),
         span("cuda_runtime", "cudaMemsetAsync", 110.0, 1.0, correlation=3),
         span("cuda_runtime", "cudaLaunchKernel", 150.0, 1.0, correlation=4),
         span("kernel", "stray", 160.0, 2.0, correlation=4),
-        span("gpu_memset", "Memset", 140.0, 2.0, correlation=3),
+        span("gpu_memset", "Memset", 112.0, 2.0, correlation=3),  # on another stream, so before the two
         span("kernel", "copy", 130.0, 2.0, correlation=2),
         span("kernel", "_topk_forward_0d1d", 120.0, 3.0, correlation=1),
     ]
@@ -216,7 +217,7 @@ def test_kernels_belong_to_the_call_that_launched_them():
     assert [launch.name for launch in line] == ["_topk_forward", "aten.index", "aten.index", "unmarked stray"]
     assert [launch.kernel for launch in line] == ["_topk_forward_0d1d", "copy", "Memset", "stray"]
     assert [launch.launched_us for launch in line] == [0.0, 50.0, 55.0, 95.0]
-    assert [launch.started_us for launch in line] == [65.0, 75.0, 85.0, 105.0]
+    assert [launch.started_us for launch in line] == [65.0, 75.0, 57.0, 105.0]
     assert line[0].lasted_us == 3.0
     assert match_launches([]) == []
 

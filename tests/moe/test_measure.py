@@ -1,19 +1,13 @@
 from __future__ import annotations
 
-import json
-import subprocess
-
 import pytest
 import torch
 
-from gptoss_lab.moe import measure
 from gptoss_lab.moe.measure import (
     measure_eager,
     measure_graph,
-    provenance,
     summarise,
     take_turns,
-    write_record,
 )
 
 
@@ -60,37 +54,3 @@ def test_a_graph_replays_the_call():
     warm_ups, first = 3, 4
     assert out.item() == warm_ups + first + 5 * 4
     assert timings["count"].samples == 5
-
-
-def test_a_record_says_where_it_comes_from(monkeypatch, tmp_path):
-    monkeypatch.setattr("sys.argv", ["bench.py", "--out", "a b"])
-    record = provenance(commit="abc")
-    assert record["command"] == "python bench.py --out 'a b'"
-    assert record["commit"] == "abc"
-    assert record["versions"]["torch"] == torch.__version__
-    assert record["versions"]["triton_kernels"] == "3.7 and later: SparseMatrix, matmul"
-    assert record["device"] and len(record["date"]) == 10
-
-
-def test_the_commit_is_git_s_and_a_changed_tree_is_marked(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    assert measure.current_commit() == "unknown"
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org"]
-    for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "x"]):
-        subprocess.run([*git, *command], check=True)
-    head = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    assert measure.current_commit() == head
-    (tmp_path / "new").write_text("")
-    assert measure.current_commit() == head + "+"
-
-
-def test_a_record_is_whole_or_not_there(tmp_path):
-    path = tmp_path / "deep" / "record.json"
-    write_record(path, {"a": [1, 2]})
-    assert json.loads(path.read_text()) == {"a": [1, 2]}
-    with pytest.raises(TypeError):
-        write_record(path, {"a": object()})
-    assert json.loads(path.read_text()) == {"a": [1, 2]}
-    assert [entry.name for entry in path.parent.iterdir()] == ["record.json"]

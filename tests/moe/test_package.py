@@ -56,9 +56,7 @@ def test_triton_imported_too_early_is_said_at_once_and_again_at_use():
     )
     assert "RuntimeWarning: triton was imported before gptoss_lab.moe" in child.stderr
     last = child.stderr.strip().splitlines()[-1]
-    assert (
-        last.startswith("RuntimeError: triton 3.") and "set TRITON_INTERPRET=1 before Python starts" in last
-    )
+    assert last.startswith("RuntimeError: triton 3.") and "set TRITON_INTERPRET=1 before Python starts" in last
 
 
 def test_another_package_of_the_same_name_is_told_apart(tmp_path):

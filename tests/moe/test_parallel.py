@@ -44,12 +44,8 @@ def test_remap_keeps_rows_and_slots_of_the_whole(logits, device):
     local = [expert for expert in range(32) if expert % 2 == 0]
     ragged = part.ragged_metadata
     assert ragged.n_slices == part.n_experts == 16
-    assert ragged.slice_sizes.tolist() == [
-        whole.ragged_metadata.slice_sizes[expert].item() for expert in local
-    ]
-    assert ragged.slice_offs[:16].tolist() == [
-        whole.ragged_metadata.slice_offs[expert].item() for expert in local
-    ]
+    assert ragged.slice_sizes.tolist() == [whole.ragged_metadata.slice_sizes[expert].item() for expert in local]
+    assert ragged.slice_offs[:16].tolist() == [whole.ragged_metadata.slice_offs[expert].item() for expert in local]
 
 
 def test_without_n_local_the_slices_of_others_have_size_minus_one(logits, device):

@@ -53,9 +53,7 @@ def edit(path: Path, old: str, new: str) -> None:
     ("system", "machine", "said"),
     [("Darwin", "arm64", "Linux only"), ("Windows", "AMD64", "WSL 2"), ("Linux", "aarch64", "x86_64")],
 )
-def test_a_machine_without_wheels_is_refused(
-    maker: types.ModuleType, system: str, machine: str, said: str
-) -> None:
+def test_a_machine_without_wheels_is_refused(maker: types.ModuleType, system: str, machine: str, said: str) -> None:
     with pytest.raises(maker.SetupError, match=said):
         maker.check_system(system, machine)
     maker.check_system("Linux", "x86_64")
@@ -128,18 +126,14 @@ def test_the_second_call_does_nothing(
 CHANGES = {
     "a pin": lambda root: edit(root / "locks/cpu-py311.txt", "wheel==1.0", "wheel==1.1"),
     "what the project asks for": lambda root: edit(root / "pyproject.toml", '"x"', '"y"'),
-    "the stamp is missing": lambda root: (root / ".venv/gptoss-lab.json").rename(
-        root / ".venv/gptoss-lab.making"
-    ),
+    "the stamp is missing": lambda root: (root / ".venv/gptoss-lab.json").rename(root / ".venv/gptoss-lab.making"),
     "the stamp is cut": lambda root: (root / ".venv/gptoss-lab.json").write_text('{"kind": "cpu"'),
     "its Python is gone": lambda root: (root / ".venv/bin/python").unlink(),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_it_is_made_again_when_something_changed(
-    maker: types.ModuleType, tmp_path: Path, change: str
-) -> None:
+def test_it_is_made_again_when_something_changed(maker: types.ModuleType, tmp_path: Path, change: str) -> None:
     assert maker.main() == 0
     (tmp_path / ".venv" / "old").touch()
     CHANGES[change](tmp_path)
@@ -155,9 +149,7 @@ def test_settings_of_tools_change_nothing(maker: types.ModuleType, tmp_path: Pat
     assert maker.is_up_to_date()
 
 
-def test_another_device_is_another_environment(
-    maker: types.ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_device_is_another_environment(maker: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     maker.main()
     monkeypatch.setenv("GPTOSS_LAB_DEVICE", "gpu")
     assert not maker.is_up_to_date()
@@ -246,9 +238,7 @@ def lock_file(tmp_path: Path, torch: str) -> Path:
     return lock
 
 
-def test_only_torch_may_come_from_pytorchs_index(
-    installer: types.ModuleType, tools: object, tmp_path: Path
-) -> None:
+def test_only_torch_may_come_from_pytorchs_index(installer: types.ModuleType, tools: object, tmp_path: Path) -> None:
     installer.install(tools, lock_file(tmp_path, TORCH), tmp_path)
     calls = tools.log.read_text().splitlines()
     asked = [call for call in calls if installer.TORCH_CPU_INDEX in call]
@@ -292,9 +282,7 @@ def test_pips_settings_are_handed_to_uv(
     installer: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tmp_path / "pip.conf"
-    config.write_text(
-        "[global]\nindex-url = one\nfind-links = a\n  b\n[install]\nextra-index-url = two three\n"
-    )
+    config.write_text("[global]\nindex-url = one\nfind-links = a\n  b\n[install]\nextra-index-url = two three\n")
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", str(config))

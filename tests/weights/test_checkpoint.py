@@ -103,12 +103,8 @@ def test_order_of_writing():
 
 
 def test_shapes_and_dtypes_of_the_experts():
-    specs = {
-        spec.name.removeprefix("model.layers.0.mlp.experts."): spec for spec in tensor_specs(GPT_OSS_20B)
-    }
-    found = {
-        name: (spec.dtype, spec.shape) for name, spec in specs.items() if "_proj_" in name and "." not in name
-    }
+    specs = {spec.name.removeprefix("model.layers.0.mlp.experts."): spec for spec in tensor_specs(GPT_OSS_20B)}
+    found = {name: (spec.dtype, spec.shape) for name, spec in specs.items() if "_proj_" in name and "." not in name}
     assert found == {
         "gate_up_proj_bias": ("BF16", (32, 5760)),
         "gate_up_proj_blocks": ("U8", (32, 5760, 90, 16)),
@@ -120,9 +116,7 @@ def test_shapes_and_dtypes_of_the_experts():
 
 
 def test_expert_shapes_tell_hidden_from_intermediate():
-    specs = {
-        spec.name: spec.shape for spec in tensor_specs(replace(TINY, hidden_size=64, intermediate_size=96))
-    }
+    specs = {spec.name: spec.shape for spec in tensor_specs(replace(TINY, hidden_size=64, intermediate_size=96))}
     experts = "model.layers.0.mlp.experts."
     assert specs[experts + "gate_up_proj_blocks"] == (32, 192, 2, 16)
     assert specs[experts + "down_proj_blocks"] == (32, 64, 3, 16)
@@ -250,9 +244,7 @@ def test_random_checkpoint_follows_its_seed(tmp_path):
     config = replace(SMALL, num_hidden_layers=1)
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         write_random_checkpoint(tmp_path / name, config, seed=seed)
-    a, b, c = (
-        (tmp_path / name / "model-00001-of-00001.safetensors").read_bytes() for name in ("a", "b", "c")
-    )
+    a, b, c = ((tmp_path / name / "model-00001-of-00001.safetensors").read_bytes() for name in ("a", "b", "c"))
     assert a == b
     assert a != c
 
@@ -479,7 +471,8 @@ def no_folder(folder: Path) -> str:
 FOLDER_FAULTS = [
     delete_shard, add_stale_shard, add_empty_shard, name_absent_tensor, forget_a_tensor, move_a_tensor,
     store_a_tensor_twice, point_outside, point_to_a_number, empty_the_index, break_the_index,
-    repeat_in_the_index, remove_the_index, single_file_beside_others, truncate_a_shard, a_folder_as_shard, no_folder,
+    repeat_in_the_index, remove_the_index, single_file_beside_others, truncate_a_shard,
+    a_folder_as_shard, no_folder,
 ]  # fmt: skip
 
 

@@ -70,13 +70,19 @@ def test_differing_names_a_flipped_bit_and_what_one_side_lacks(weights):
     changed["another"] = changed.pop(first)
     assert differing(weights, changed) == sorted([first, second, "another"])
     assert differing(changed, weights) == sorted([first, second, "another"])
+    assert differing(weights, {}) == sorted(weights)
 
 
-@given(st.lists(st.binary(max_size=40), min_size=1, max_size=4), st.binary(min_size=1, max_size=12), st.integers(1, 16))
-def test_source_of_is_the_first_place_of_the_probe(owners, wrong, probe):
-    originals = {str(i): torch.tensor(list(owner), dtype=torch.uint8) for i, owner in enumerate(owners)}
+two_letters = st.binary(max_size=24).map(lambda data: bytes(byte % 2 for byte in data))  # so that much repeats
+
+
+@given(st.lists(two_letters, min_size=1, max_size=4), st.data(), st.integers(1, 16), two_letters)
+def test_source_of_is_the_first_place_of_the_probe(owners, data, probe, tail):
+    owner = data.draw(st.sampled_from(owners))
+    wrong = owner[data.draw(st.integers(0, len(owner))) :][:probe] + tail
     needle = wrong[:probe]
     places = [(str(i), owner.index(needle)) for i, owner in enumerate(owners) if needle in owner]
+    originals = {str(i): torch.tensor(list(owner), dtype=torch.uint8) for i, owner in enumerate(owners)}
     found = source_of(torch.tensor(list(wrong), dtype=torch.uint8), originals, probe)
     assert found == (places[0] if places else None)
 
@@ -106,6 +112,20 @@ def test_shares_memory_takes_a_transposed_view_and_a_scalar():
     assert not shares_memory(matrix[:, :5][:3], last)
 
 
-def test_shares_memory_is_false_across_devices():
-    # A meta tensor's address is 0, and so is an empty tensor's.
-    assert not shares_memory(torch.empty(4, device="meta"), torch.zeros(4))
+def test_tensors_without_elements_share_nothing():
+    # All of them have the address 0, whatever their shape.
+    assert not shares_memory(torch.zeros(3, 0), torch.zeros(3, 0))
+
+
+class Elsewhere(torch.Tensor):
+    """A tensor that says it lies on a GPU, at an address that a host tensor has too."""
+
+    device = torch.device("cuda")
+
+
+def test_equal_addresses_on_two_devices_are_two_places():
+    here = torch.ones(4)
+    there = here.as_subclass(Elsewhere)
+    assert there.data_ptr() == here.data_ptr()
+    assert not shares_memory(here, there)
+    assert shares_memory(there, there)

@@ -302,9 +302,7 @@ def test_the_dispatch_is_by_the_name_of_the_quantisation(capitals, truth) -> Non
         ("fp8", "normal", lost), (None, "normal", lost),
     ):  # fmt: skip
         model = empty_model()
-        report = load_weights(
-            model, stream(capitals, memory_limit=0), quantization, names=list(capitals.tensors)
-        )
+        report = load_weights(model, stream(capitals, memory_limit=0), quantization, names=list(capitals.tensors))
         assert report.strategy == name
         assert differing(truth, model.state_dict()) == wrong
     assert report.order == tuple(sorted(truth))  # the normal path canonicalises first

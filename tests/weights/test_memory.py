@@ -24,9 +24,7 @@ MIB = 2**20
 SMALL = dataclasses.replace(MEASURED, num_hidden_layers=2, vocab_size=16384)
 LIMIT = 17 * MIB  # the embedding takes 16
 SLACK = 5 * MIB  # the allocator's and the interpreter's own movement
-on_cpu = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="shared memory stands for a device without a GPU"
-)
+on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="shared memory stands for a device without a GPU")
 
 
 @pytest.fixture(scope="module")

@@ -90,9 +90,7 @@ def shards_of_tensors(draw) -> list[dict[str, torch.Tensor]]:
 
 
 @given(shards_of_tensors(), st.sampled_from([1, 4, 16]), st.data())
-@settings(
-    max_examples=250, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
-)
+@settings(max_examples=250, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 def test_the_plan_is_what_the_streamer_does(shards, concurrency: int, data: st.DataObject) -> None:
     expected = {name: tensor for tensors in shards for name, tensor in tensors.items()}
     total = sum(tensor.nbytes for tensor in expected.values())
@@ -136,16 +134,11 @@ def test_the_plan_is_what_the_streamer_does(shards, concurrency: int, data: st.D
         assert bool(planned.overwriters(slot.name)) == (slot.name in planned.overwritten)
 
 
-TWELVE = [
-    TensorSpec(f"t{i:02}", "U8", (size,))
-    for i, size in enumerate([12288, 4096, 8192, 12288] * 2 + [6144] * 4)
-]
+TWELVE = [TensorSpec(f"t{i:02}", "U8", (size,)) for i, size in enumerate([12288, 4096, 8192, 12288] * 2 + [6144] * 4)]
 
 
 def test_slots_of_a_buffer_drawn_by_hand() -> None:
-    specs = [
-        TensorSpec(name, "U8", (size,)) for name, size in [("a", 4), ("b", 3), ("c", 2), ("d", 6), ("e", 1)]
-    ]
+    specs = [TensorSpec(name, "U8", (size,)) for name, size in [("a", 4), ("b", 3), ("c", 2), ("d", 6), ("e", 1)]]
     planned = plan(specs, 7)
     assert planned.slots == (
         Slot("a", 0, 0, 4), Slot("b", 0, 4, 7), Slot("c", 1, 0, 2), Slot("d", 2, 0, 6), Slot("e", 2, 6, 7),
@@ -240,9 +233,7 @@ def test_the_plan_reads_no_tensor(tmp_path: Path) -> None:
 
 def test_a_plan_refuses_what_a_stream_refuses(tmp_path: Path) -> None:
     a, b = TensorSpec("a", "F32", (4,)), TensorSpec("b", "F32", (2,))
-    with pytest.raises(
-        StreamingError, match=r"tensor 'a' needs 16 bytes, the limit is 15: raise memory_limit"
-    ):
+    with pytest.raises(StreamingError, match=r"tensor 'a' needs 16 bytes, the limit is 15: raise memory_limit"):
         plan([b, a], 15)
     with pytest.raises(StreamingError, match="'a' is there twice"):
         plan([[a], [b, a]], 0)

@@ -251,9 +251,7 @@ def test_breaking_off_and_streaming_again_works(tmp_path: Path) -> None:
         ("json", "not JSON"),
     ],
 )
-def test_a_file_that_cannot_be_trusted_is_refused_before_the_first_tensor(
-    tmp_path: Path, fault, says
-) -> None:
+def test_a_file_that_cannot_be_trusted_is_refused_before_the_first_tensor(tmp_path: Path, fault, says) -> None:
     good, bad = write(tmp_path, {"a": torch.zeros(4)}, EIGHT)
     content = bad.read_bytes()
     if fault == "missing":

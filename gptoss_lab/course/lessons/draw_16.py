@@ -30,9 +30,10 @@ def draw_memory(runs: Sequence[MemoryRun]) -> None:
         ways = ", ".join(run.way for run in runs)
         figures.show(
             fig,
-            f"Memory during {len(runs)} loads ({ways}), one panel each: the device's as a solid line, the host's dashed. "
-            "The device ends at the size of the model, and clone_on_device rises above that. The host's line is flat "
-            "but for copy_all_on_host, which climbs to the whole checkpoint, and host_copies, which climbs by a third.",
+            f"Memory during {len(runs)} loads ({ways}), one panel each: the device's as a solid line, the host's "
+            "dashed. The device ends at the size of the model, and clone_on_device rises above that. The host's line "
+            "is flat but for copy_all_on_host, which climbs to the whole checkpoint, and host_copies, which climbs by "
+            "a third.",
         )
 
 

@@ -38,8 +38,9 @@ def draw_permutation(ids: np.ndarray, n_experts: int, words: Sequence[str]) -> N
         ax.axis("off")
         figures.show(
             fig,
-            f"{slots} slots on the left, {k} for each of {tokens} tokens, joined by lines to {slots} rows on the right, "
-            f"which are grouped by {int((sizes > 0).sum())} experts. The lines cross: no token's slots stay together.",
+            f"{slots} slots on the left, {k} for each of {tokens} tokens, joined by lines to {slots} rows on the "
+            f"right, which are grouped by {int((sizes > 0).sum())} experts. The lines cross: no "
+            "token's slots stay together.",
         )
 
 
@@ -83,8 +84,8 @@ def _draw_blocks(sizes: np.ndarray, block_size: int, schedule: np.ndarray, fille
         ax.axis("off")
         return figures.picture(
             fig,
-            f"Rows of {len(sizes)} experts as boxes, in blocks of {block_size}. {filled} blocks are coloured and stand in "
-            f"the schedule below, which has {len(schedule)} places.",
+            f"Rows of {len(sizes)} experts as boxes, in blocks of {block_size}. {filled} blocks are coloured and "
+            f"stand in the schedule below, which has {len(schedule)} places.",
         )
 
 
@@ -104,7 +105,9 @@ def draw_bitmatrix(words: np.ndarray, n_experts: int, labels: Sequence[str]) -> 
                 ax.text(expert + 0.5, len(words) + 0.55, f"{count}", ha="center", va="center", fontsize=9)
         ax.set_yticks(np.arange(len(words)) + 0.5, [repr(label) for label in labels])
         ax.set_xticks(np.arange(0, n_experts, 4) + 0.5, range(0, n_experts, 4))
-        ax.set(xlim=(0, n_experts), ylim=(len(words) + 1, 0), xlabel="expert; below each column, how many tokens picked it")
+        ax.set(
+            xlim=(0, n_experts), ylim=(len(words) + 1, 0), xlabel="expert; below each column, how many tokens picked it"
+        )
         ax.tick_params(length=0)
         ax.spines[:].set_visible(False)
         figures.show(

@@ -35,38 +35,35 @@ class Timelines:
     where: str = ""
 
 
-def live_or_recorded(
-    calls: Mapping[str, Callable[[], Any]], folder: Path, tokens: int, experts: int
-) -> Timelines:
-    """Take the timelines of `calls` on this machine's GPU, or read those recorded for the same size.
+def live_or_recorded(calls: Mapping[str, Callable[[], Any]], folder: Path, tokens: int, experts: int) -> Timelines:
+    """Take the timelines of `calls` on this machine's GPU, or read those recorded in `folder` for the same size.
 
-    folder: holds the record, `timeline.json`, or else `routing.json`. Without a GPU and without a record the
-    result is empty, and a line says how to take one.
+    Without a GPU and without a record the result is empty, and a line says how to take one.
     """
     if torch.cuda.is_available() and not interpreting():
         runs = {name: timeline(call) for name, call in calls.items()}
-        return Timelines(runs, f"Taken just now on {torch.cuda.get_device_name()}.")
-    record = read_record(folder / "timeline.json", quiet=True) or read_record(folder / "routing.json")
+        return Timelines(runs, f"Taken just now on {torch.cuda.get_device_name()}, under the profiler.")
+    record = read_record(folder)
     if record is None:
         return Timelines()
-    lines = record.get("timelines") or []
-    runs = {
-        line["way"]: [Launch(**launch) for launch in line["launches"]]
-        for line in lines
-        if (line["tokens"], line["experts"]) == (tokens, experts)
-    }
-    runs |= {way: [Launch(**launch) for launch in record[way]] for way in calls if isinstance(record.get(way), list)}
-    if missing := [way for way in calls if way not in runs]:
-        raise KeyError(f"the record has no timeline of {missing} for {tokens} x {experts}: take it anew, {RECORD_IT}")
-    return Timelines({way: runs[way] for way in calls}, f"Recorded on {place(record['provenance'])}.")
+    runs = {way: recorded_timeline(record, tokens, experts, way) for way in calls}
+    return Timelines(runs, f"Recorded on {place(record['provenance'])}, under the profiler.")
 
 
-def read_record(path: Path, quiet: bool = False) -> dict[str, Any] | None:
-    """Return the JSON at `path`. Where there is no file, None, and unless `quiet` a line that says what to do."""
+def recorded_timeline(record: Mapping[str, Any], tokens: int, experts: int, way: str) -> list[Launch]:
+    """Return the launches of one call from the record. KeyError, with the remedy, if it was not recorded."""
+    for line in record.get("timelines") or []:
+        if (line["tokens"], line["experts"], line["way"]) == (tokens, experts, way):
+            return [Launch(**launch) for launch in line["launches"]]
+    raise KeyError(f"the record has no timeline of {way} for {tokens} x {experts}: take it anew, {RECORD_IT}")
+
+
+def read_record(folder: Path) -> dict[str, Any] | None:
+    """Return the record `routing.json` in `folder`. Without one, None, and a line that says how to take it."""
+    path = folder / "routing.json"
     if path.exists():
         return json.loads(path.read_text())
-    if not quiet:
-        print(f"There is no record {path.parent.name}/{path.name}. On a GPU: {RECORD_IT}")
+    print(f"There is no record {folder.name}/{path.name}. On a GPU: {RECORD_IT}")
     return None
 
 
@@ -85,6 +82,25 @@ def read_medians(record: Mapping[str, Any]) -> dict[tuple[int, int, str, str], f
     legacy = record.get("legacy") or {}
     lines = (record.get("timings") or []) + (legacy.get("timings") or [])
     return {(line["tokens"], line["experts"], line["way"], line["mode"]): line["median_us"] for line in lines}
+
+
+def device_time(folder: Path, table: Mapping[str, Sequence[str]], experts: Sequence[int]) -> dict[str, list[float]]:
+    """Return the recorded microseconds on the device of each stage of `rebuild`, one token, for each of `experts`.
+
+    table: the launches of each stage, in order. Empty, with a line, without a record.
+    """
+    record = read_record(folder)
+    if record is None:
+        return {}
+    found: dict[str, list[float]] = {stage: [] for stage in table}
+    for count in experts:
+        run = iter(recorded_timeline(record, 1, count, "rebuild"))
+        for stage, names in table.items():
+            part = [next(run) for _ in names]
+            if [launch.name for launch in part] != list(names):
+                raise ValueError(f"the record of {count} experts has other launches in {stage!r}: take it anew")
+            found[stage].append(sum(launch.lasted_us for launch in part))
+    return found
 
 
 def draw_list(table: Mapping[str, Sequence[str]], repeat: tuple[int, int, int]) -> None:
@@ -113,7 +129,7 @@ def draw_list(table: Mapping[str, Sequence[str]], repeat: tuple[int, int, int]) 
             ax.text(5.45, middle, f"{stage}: {len(names)}", va="center", fontsize=10)
             top += len(names)
         for step in range(length):
-            arc = dict(arrowstyle="-", connectionstyle="arc3,rad=0.25", color=figures.colour("muted"))
+            arc = dict(arrowstyle="-", connectionstyle="arc3,rad=-0.25", color=figures.colour("muted"))
             ends = (-0.05, first + step + 0.5), (-0.05, second + step + 0.5)
             ax.annotate("", ends[0], ends[1], arrowprops=arc)
         ax.set(xlim=(-1.6, 7.6), ylim=(len(lines), 0))
@@ -122,7 +138,8 @@ def draw_list(table: Mapping[str, Sequence[str]], repeat: tuple[int, int, int]) 
         figures.show(
             fig,
             f"{len(lines)} launches from top to bottom, grouped by stage: {counts}. Lines tie launches "
-            f"{first + 1} to {first + length} to launches {second + 1} to {second + length}, which have the same names.",
+            f"{first + 1} to {first + length} to launches {second + 1} to {second + length}, which have the same "
+            "names.",
         )
 
 
@@ -142,7 +159,10 @@ def draw_timelines(timelines: Timelines, stages_of: Mapping[str, Sequence[str]])
                 shade = figures.colour(STAGE_COLOURS[stage])
                 ax.plot([launch.launched_us, launch.started_us], [1, 0.4], color=shade, linewidth=0.8)
                 ax.plot(launch.launched_us, 1, "v", color=shade, markersize=7)
-                ax.barh(0.2, launch.lasted_us, 0.4, launch.started_us, color=shade, align="center")
+                # The edge keeps a bar visible that is thinner than a pixel.
+                bar = plt.Rectangle((launch.started_us, 0), launch.lasted_us, 0.4, facecolor=shade)
+                bar.set(edgecolor=shade, linewidth=1)
+                ax.add_patch(bar)
             ax.set_yticks([0.2, 1], ["device runs", "host launches"])
             ax.set_ylim(-0.1, 1.25)
             ax.tick_params(axis="y", length=0)
@@ -155,14 +175,15 @@ def draw_timelines(timelines: Timelines, stages_of: Mapping[str, Sequence[str]])
         figures.show(
             fig,
             f"Launches over time ({counts}), one panel a call. Triangles mark when the host asked for a kernel, bars "
-            "when the device ran it. The bars are slivers with wide gaps between them: the device waits for the host.",
+            "when the device ran it. The bars are no more than hairlines with wide gaps between them: the device "
+            "waits for the host.",
             caption=timelines.where,
         )
 
 
 def draw_modes(folder: Path) -> None:
     """Plot recorded times of `rebuild` by size, eager and as a CUDA graph, a panel for each number of experts."""
-    record = read_record(folder / "routing.json")
+    record = read_record(folder)
     if record is None:
         return
     medians = read_medians(record)
@@ -172,7 +193,9 @@ def draw_modes(folder: Path) -> None:
         fig, axes = plt.subplots(1, len(experts), figsize=(8, 3), sharey=True, squeeze=False, layout="constrained")
         for ax, count in zip(axes[0], experts, strict=True):
             for mode, shade, dash in (("eager", "view", "o--"), ("graph", "copy", "s-")):
-                taken = [(n, medians[n, count, "rebuild", mode]) for n in tokens if (n, count, "rebuild", mode) in medians]
+                taken = [
+                    (n, medians[n, count, "rebuild", mode]) for n in tokens if (n, count, "rebuild", mode) in medians
+                ]
                 ax.plot(*zip(*taken, strict=True), dash, color=figures.colour(shade), label=mode)
             prepare_sizes(ax, tokens, f"{count} experts")
         axes[0][0].set_ylabel("microseconds")
@@ -181,7 +204,7 @@ def draw_modes(folder: Path) -> None:
             fig,
             f"Recorded time of topk and rebuild against the number of tokens, {tokens[0]} to {tokens[-1]}, for "
             f"{' and '.join(map(str, experts))} experts, both axes logarithmic. The eager line lies far above that of "
-            "the CUDA graph, and both are nearly flat.",
+            "the CUDA graph, and both rise little with the number of tokens.",
             caption=f"Recorded on {place(record['provenance'])}. Medians, topk included.",
         )
 

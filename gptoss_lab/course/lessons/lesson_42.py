@@ -1,4 +1,4 @@
-"""The checkers of `42__twenty_launches`, and the stages into which it cuts the routing."""
+"""The checkers of `42__twenty_launches`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from gptoss_lab.course.check import Checker, Mismatch, expect_equal
-from gptoss_lab.moe.generations import interpreting, sparse_kernels
-from gptoss_lab.moe.launches import Launch, launches
-from gptoss_lab.moe.routing import WORD, Routing, pack_bitmatrix, rows_per_program, topk
+from gptoss_lab.moe.generations import interpreting
+from gptoss_lab.moe.launches import Launch
 
 METADATA = (
     "aten.zeros",
@@ -21,44 +20,6 @@ METADATA = (
 REPACK = ("aten.zeros", "pack_bitmatrix", "aten.eq", "aten.scalar_tensor", "aten.where")
 TAIL = ("_ragged_tensor_metadata_memset", "_ragged_tensor_metadata_compute", "aten.index", "aten.index")
 TWENTY = ["_topk_forward", *METADATA, "aten._to_copy", "aten._to_copy", *REPACK, *METADATA, *TAIL]
-
-
-def stages(k: int, n_experts: int) -> dict[str, Callable[[Any], Any]]:
-    """Cut `rebuild(topk(logits, k), n_experts)` into six functions, each of which takes what the last one returned.
-
-    The first takes logits [tokens, experts], the last returns a `Routing`. Together they do what `rebuild` does,
-    launch for launch. "ragged metadata" takes any `SparseMatrix`, the first as well as the second.
-    """
-    kernels = sparse_kernels()
-
-    def pack_again(picks: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, Any]:
-        ids, weights = picks[0].to(torch.int16), picks[1].to(torch.bfloat16)  # [tokens, k]
-        tokens, n_words, rows = len(ids), -(-n_experts // WORD), rows_per_program(len(ids))
-        bits = torch.zeros((tokens, n_words), dtype=torch.uint32, device=ids.device)
-        pack_bitmatrix[(-(-tokens // rows),)](bits, ids, tokens, n_words, ids.shape[1], ROWS=rows, PICKS=32)
-        shape = [tokens, n_words * WORD]
-        mask = kernels.wrap_torch_tensor(bits, dtype=kernels.BIT, shape=shape, shape_max=shape)
-        return ids, torch.where(ids == -1, -1.0, weights), mask
-
-    def lay_out(sparse: Any) -> tuple[Any, Any]:
-        slots = sparse.mask_metadata.row_sorted_indx.shape[0]
-        return sparse, kernels.make_ragged_tensor_metadata(sparse.mask_metadata.col_sum, slots)
-
-    def weigh_rows(laid_out: tuple[Any, Any]) -> Routing:
-        sparse, ragged = laid_out
-        combine, dispatch = sparse.mask_metadata.col_sorted_indx, sparse.mask_metadata.row_sorted_indx
-        return Routing(
-            sparse.vals.flatten()[combine], combine, dispatch, ragged, n_experts, sparse.indx.shape[1]
-        )
-
-    return {
-        "topk": lambda logits: topk(logits, k),
-        "the caller's cast": lambda sparse: (sparse.indx.to(torch.int64), sparse.vals),
-        "pack again": pack_again,
-        "second SparseMatrix": lambda packed: kernels.SparseMatrix(*packed),
-        "ragged metadata": lay_out,
-        "gate_scal": weigh_rows,
-    }
 
 
 def _numbers(*shape: int) -> torch.Tensor:
@@ -218,35 +179,3 @@ def _(busy_share):
 @busy_share.case("no kernels", hint="No kernels: the share is 0.")
 def _(busy_share):
     _expect_share(busy_share, [], 0.0)
-
-
-def count_by_stage(cut: dict[str, Callable[[Any], Any]], value: Any) -> dict[str, list[str]]:
-    """List the launches of each stage: exercise 42.1, as later cells use it."""
-    table = {}
-    for name, stage in cut.items():
-        results: list[Any] = []
-        table[name] = launches(lambda stage=stage, value=value, results=results: results.append(stage(value)))
-        value = results[-1]
-    return table
-
-
-def longest_repeat(names: list[str]) -> tuple[int, int, int] | None:
-    """Find the longest run of names that occurs twice without overlap: exercise 42.2, as later cells use it."""
-    for length in range(len(names) // 2, 0, -1):
-        for first in range(len(names) - 2 * length + 1):
-            for second in range(first + length, len(names) - length + 1):
-                if names[first : first + length] == names[second : second + length]:
-                    return first, second, length
-    return None
-
-
-def device_share(timeline: list[Launch]) -> float:
-    """Return the share of a timeline in which the device runs a kernel: exercise 42.3, as later cells use it."""
-    if not timeline:
-        return 0.0
-    busy, end = 0.0, float("-inf")
-    for launch in sorted(timeline, key=lambda launch: launch.started_us):
-        stop = launch.started_us + launch.lasted_us
-        busy += max(0.0, stop - max(launch.started_us, end))
-        end = max(end, stop)
-    return busy / (end - min(launch.launched_us for launch in timeline))

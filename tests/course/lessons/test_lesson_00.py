@@ -89,7 +89,7 @@ CASES = [
 @pytest.mark.parametrize(("checker", "answer", "says"), CASES)
 def test_a_wrong_answer_is_told_why(checker, answer, says):
     verdict = checker.verdict(answer)
-    assert verdict.attempted and not verdict.passed, verdict
+    assert verdict.attempted and not verdict.passed, str(verdict)
     assert says in str(verdict)
 
 
@@ -99,4 +99,4 @@ def test_the_package_passes():
         return TensorSpec("any", dtype, shape).nbytes if dtype in SIZES else known(dtype)
 
     verdict = tensor_bytes.verdict(nbytes)
-    assert verdict.passed, verdict
+    assert verdict.passed, str(verdict)

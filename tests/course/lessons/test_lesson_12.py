@@ -275,7 +275,7 @@ CASES = [
 @pytest.mark.parametrize(("checker", "answer", "says"), CASES)
 def test_a_wrong_answer_is_told_why(checker, answer, says):
     verdict = checker.verdict(answer)
-    assert verdict.attempted and not verdict.passed, verdict
+    assert verdict.attempted and not verdict.passed, str(verdict)
     assert says in str(verdict)
 
 
@@ -314,4 +314,4 @@ def planned_losses(slots):
 )
 def test_a_right_answer_passes(checker, answer):
     verdict = checker.verdict(answer)
-    assert verdict.passed, verdict
+    assert verdict.passed, str(verdict)
