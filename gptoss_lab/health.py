@@ -61,7 +61,7 @@ def why_token_zero(logits: torch.Tensor) -> str | None:
 
 def _describe(name: str, output: torch.Tensor) -> Step:
     finite = output.isfinite()
-    largest = float(output[finite].float().abs().max()) if finite.any() else 0.0
+    largest = float(output.detach()[finite].float().abs().max()) if finite.any() else 0.0
     # Counted as integers: a mean in float32 would lose one NaN among 33 million numbers.
     nonfinite = int((~finite).sum()) / output.numel() if output.numel() else 0.0
     return Step(name, largest, nonfinite)

@@ -214,7 +214,7 @@ def prepare_sizes(ax: Any, tokens: Sequence[int], title: str) -> None:
     ax.set(xscale="log", yscale="log", xlabel="tokens", title=title)
     ax.set_xticks(tokens, [str(n) for n in tokens], fontsize=8, rotation=45)
     ax.minorticks_off()
-    ticks = [2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000]
     low, high = ax.get_ylim()
-    shown = [tick for tick in ticks if low <= tick <= high]
-    ax.set_yticks(shown, [str(tick) for tick in shown])
+    leading = (1, 2, 3, 5, 7) if high / low < 5 else (1, 2, 5)
+    ticks = [first * 10**power for power in range(5) for first in leading if low <= first * 10**power <= high]
+    ax.set_yticks(ticks, [str(tick) for tick in ticks])

@@ -45,7 +45,10 @@ def _(by_origin):
 
 @by_origin.case("a stage takes what the last one returned", hint="Keep the result of each stage for the next one.")
 def _(by_origin):
-    cut = {"cast": lambda x: (x.to(torch.float64), x), "add": lambda pair: pair[0] + pair[1].to(torch.float64)}
+    cut = {
+        "cast": lambda x: {"wide": x.to(torch.float64), "narrow": x},
+        "add": lambda both: both["wide"] + both["narrow"].to(torch.float64),
+    }
     _expect_table(by_origin, cut, _numbers(4), {"cast": ["aten._to_copy"], "add": ["aten._to_copy", "aten.add"]})
 
 
@@ -123,7 +126,7 @@ def _(find_repeat):
 
 @find_repeat.case("the twenty launches")
 def _(find_repeat):
-    expect_equal(find_repeat(TWENTY), (1, 12, 4))
+    expect_equal(find_repeat(list(TWENTY)), (1, 12, 4))
 
 
 busy_share = Checker("42.3", "busy_share", done="What is left is the device waiting for the host.")

@@ -113,6 +113,11 @@ def _(local_ids):
     expect_equal(local_ids(_ids([3, -1], [-1, 0]), _map(-1, -1, 0, 1)), _int32([1, -1], [-1, -1]))
 
 
+@local_ids.case("-1, and the first expert lives here", hint="-1 must not become any expert, 0 neither.")
+def _(local_ids):
+    expect_equal(local_ids(_ids([3, -1], [-1, 0]), _map(0, 1, -1, -1)), _int32([-1, -1], [-1, 0]))
+
+
 @local_ids.case("all experts live here")
 def _(local_ids):
     expect_equal(local_ids(_ids([2, 0], [1, 2]), _map(0, 1, 2)), _int32([2, 0], [1, 2]))

@@ -112,18 +112,18 @@ def _(entered):
     expect_equal(seen, [True, False, True])
 
 
+@entered.case("fn is called once", hint="Call `fn()` while the sentinel stands, and not again.")
+def _(entered):
+    calls = []
+    expect_equal(entered(lambda: calls.append(1), stand_in(new=len), "new"), False)
+    expect_equal(len(calls), 1, "the number of calls of fn")
+
+
 @entered.case("the function still does its work", hint="Hand all arguments on, also named ones, and return the result.")
 def _(entered):
     module, results = stand_in(new=lambda a, *, b: a - b), []
     expect_equal(entered(lambda: results.append(module.new(7, b=3)), module, "new"), True)
     expect_equal(results, [4], "what fn got from the function")
-
-
-@entered.case("fn is called once")
-def _(entered):
-    calls = []
-    expect_equal(entered(lambda: calls.append(1), stand_in(new=len), "new"), False)
-    expect_equal(len(calls), 1, "the number of calls of fn")
 
 
 @entered.case("the function is back afterwards", hint="Keep the original, and put it back with setattr.")
