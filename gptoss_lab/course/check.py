@@ -33,6 +33,7 @@ from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
+from gptoss_lab.course import journal
 from gptoss_lab.course.attempts import Attempt, constant_answer, run_attempt
 from gptoss_lab.course.compare import Mismatch, expect_equal
 from gptoss_lab.course.costs import LiveTensors, ProducedWhenSeen, count_copies
@@ -84,7 +85,7 @@ class Checker:
     Cases run in order, each for at most `seconds`. Costs run only when every case holds. Inputs are compared
     before and after each call, and must be unchanged; `may_change` lists the arguments, by position or name,
     that need not be. `done` is the line after a pass. Calling the checker prints its report and returns None;
-    `last` keeps the verdict.
+    `last` keeps the verdict, and a learner's pass is remembered (see `journal`).
     """
 
     def __init__(
@@ -117,6 +118,8 @@ class Checker:
     def __call__(self, function: Callable) -> None:
         self.last = self.verdict(function)
         print(self.last)
+        if self.last.passed:
+            journal.remember(self.exercise)
 
     def verdict(self, function: Callable) -> Verdict:
         """Check without printing."""

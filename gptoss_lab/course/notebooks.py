@@ -17,6 +17,7 @@ from nbformat import NotebookNode
 
 FOLDER = Path("notebooks")
 SOLUTIONS = "solutions"
+MINE = ".mine-"
 METADATA = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
@@ -33,8 +34,12 @@ class NotebookError(Exception):
 
 
 def find_lessons(folder: Path = FOLDER) -> list[Path]:
-    """The lessons of `folder`, in reading order. Raises NotebookError if there is none."""
-    lessons = sorted(path for path in folder.glob("*.ipynb") if not path.name.startswith("."))
+    """The lessons of `folder`, in reading order. Raises NotebookError if there is none.
+
+    What `gptoss-lab reset` kept of a learner's, `NN__name.mine-1.ipynb`, is no lesson.
+    """
+    found = (path for path in folder.glob("*.ipynb") if not path.name.startswith("."))
+    lessons = sorted(path for path in found if MINE not in path.name)
     if not lessons:
         raise NotebookError(f"no notebook in {folder}/: run this in the course's own folder")
     return lessons

@@ -71,6 +71,7 @@ def kernel_environment(at_once: int = 1) -> dict[str, str]:
     environment = dict(os.environ)
     environment.pop("PYTEST_CURRENT_TEST", None)  # ipykernel stops capturing the output of C code when it is set
     environment.pop("MPLBACKEND", None)
+    environment["GPTOSS_LAB_PROGRESS"] = "off"  # what a run passes is no learner's progress
     environment["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"  # keeps a warning of the debugger's off stderr
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // at_once)))
     return environment

@@ -1,4 +1,4 @@
-"""The checkers of lesson 46 tell wrong answers apart; its faults are faults, and its layer computes what the model does."""
+"""The checkers of lesson 46 tell wrong answers apart, and its faults are faults."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def some(*left_out):
 CHECK_ROUTING = {
     "always right": (lambda arrays, ids, weights: None, "planted: weights by the inverse order"),
     "always wrong": (lambda arrays, ids, weights: "wrong", "It returned 'wrong' every time"),
-    "contradictions only": (contradictions, "case 'planted: rows of two experts exchanged'"),
+    "contradictions only": (contradictions, "Is each row's expert the right one?"),
     "no weights": (some("gate_scal"), "The weight of row r is that of slot col_sorted_indx[r]"),
     "no way back": (some("row_sorted_indx"), "case 'planted: one order for both ways'"),
     "no offsets": (some("slice_offs"), "case 'planted: offsets of the next expert'"),
@@ -166,10 +166,9 @@ SEEN = []
 
 
 def remembers(fn, owner, name):
-    original = getattr(owner, name)
-    with mock.patch.object(owner, name, side_effect=lambda *a, **k: (SEEN.append(1), original(*a, **k))[1]):
-        fn()
-    return bool(SEEN)
+    if sentinel(fn, owner, name):
+        SEEN.append(owner)
+    return any(one is owner for one in SEEN)
 
 
 def swallows(fn, owner, name):
@@ -280,7 +279,7 @@ FIRST_DIFFERENCE = {
     "by ==": (lambda a, b: None if a == b else (), "case 'equal, down to the leaves'"),
     "no layout": (without(layout=False), "compare `dtype` before you compare values"),
     "NaN differs": (without(nan=False), "NaN is not equal to itself"),
-    "no types": (without(types=False), "case 'None against a tensor'"),
+    "no types": (without(types=False), "`type(a) is type(b)` tells them apart"),
     "unknown passes": (without(unknown="passes"), "It cannot be compared, so it is a difference"),
     "unknown by ==": (without(unknown="asks"), "The same function on both sides says nothing"),
     "stops at the shorter one": (without(lengths=False), "`zip` stops at the shorter one"),
