@@ -55,8 +55,8 @@ def launches(fn: Callable[[], Any]) -> list[str]:
     On a GPU `fn` is called twice, the first time to compile, and a copy or a memset is counted too. On a
     CPU `fn` is called once and the rule is: an aten call is one launch unless it returns a view, only
     allocates, or has an empty result; an index by int32 is two, since PyTorch copies the index to int64
-    first; a Triton call is one unless its grid is empty. aten calls with several kernels of their own, such
-    as a sort, count as one there.
+    first; a choice by `where` is one more for each tensor that it has to cast; a Triton call is one unless
+    its grid is empty. aten calls with several kernels of their own, such as a sort, count as one there.
     """
     if torch.cuda.is_available() and not interpreting():
         return [launch.name for launch in timeline(fn)]
@@ -77,7 +77,7 @@ def timeline(fn: Callable[[], Any]) -> list[Launch]:
     fn()
     torch.cuda.synchronize()
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
+    with torch.profiler.profile(activities=activities, acc_events=True) as profile:
         with _Calls(marking=True).watch():
             fn()
         torch.cuda.synchronize()
@@ -174,6 +174,8 @@ def _launches_of_aten(func: Any, name: str, args: tuple, result: Any) -> int:
         return 0
     if name in INDEXING:
         return 1 + sum(index is not None and index.dtype == torch.int32 for index in args[1])
+    if name == "where":
+        return 1 + sum(choice.ndim > 0 and choice.dtype != result.dtype for choice in args[1:])
     return 1
 
 

@@ -20,9 +20,10 @@ def rebuild_local(sparse: Any, expert_map: torch.Tensor, n_local: int) -> Routin
     """Make one rank's `Routing` as vLLM does: map the ids, then pack them again.
 
     sparse: a `SparseMatrix` of `topk` over all experts. expert_map: int32 or int64 [experts]. n_local:
-    experts on this rank. A slot whose expert lives elsewhere, or whose id is -1, is in no slice. 18
-    launches: cast to int64, index by the map, two that keep -1 from meaning the map's last entry, and the
-    14 of `rebuild_from`.
+    experts on this rank. A slot whose expert lives elsewhere, or whose id is -1, is in no slice. 19
+    launches with an int32 map: cast to int64, index by the map, three that keep -1 from meaning the map's
+    last entry (one of them a cast of the map's int32, which an int64 map saves), and the 14 of
+    `rebuild_from`.
     """
     ids = sparse.indx.to(torch.int64)  # [tokens, k]
     local = torch.where(ids < 0, ids, expert_map[ids])  # [tokens, k]

@@ -31,7 +31,7 @@ REUSE = ["_topk_forward", *METADATA, *TAIL]
 REPACK = ["aten.zeros", "pack_bitmatrix", "aten.eq", "aten.scalar_tensor", "aten.where"]
 CASTS = ["aten._to_copy", "aten._to_copy"]  # ids to int64, ids to int16
 REBUILD = ["_topk_forward", *METADATA, *CASTS, *REPACK, *METADATA, *TAIL]
-MAP = ["aten._to_copy", "aten.lt", "aten.index", "aten.where", "aten._to_copy"]
+MAP = ["aten._to_copy", "aten.lt", "aten.index", "aten.where", "aten.where", "aten._to_copy"]
 SIZES = [(t, e) for t in (1, 4, 16, 33, 64, 512, 4096, 8192) for e in (32, 128)]
 
 
