@@ -80,13 +80,13 @@ def draw_phases(models: Mapping[str, Source], marks: Mapping[str, tuple[str, int
             at = plan(models[name], limit)
             x, y = limit / at.total_bytes, len(at.overwritten) / len(at.slots)
             ax.plot(x, y, "o", color=figures.colour("limit"), markersize=9, zorder=3)
-            ax.annotate(label, (x, y), (x + 0.03, y + 0.05), color=figures.colour("limit"))
+            ax.annotate(label, (x, y), (x + 0.03, y + 0.06), color=figures.colour("limit"))
         ax.axvline(1, color=figures.colour("muted"), linewidth=1)
         ax.text(1.005, 0.5, "holds everything", rotation=90, va="center", color=figures.colour("muted"))
         ax.set(
             xlabel="limit / bytes of the checkpoint",
             ylabel="tensors lost, share",
-            ylim=(0, 1.02),
+            ylim=(0, 1.2),
             xlim=(0, 1.06),
         )
         ax.set_title("What is lost if every view is kept to the end")
