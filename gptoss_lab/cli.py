@@ -148,5 +148,64 @@ def sync(names: Names = None) -> None:
         )
 
 
+@app.command()
+@one_line_errors
+def progress() -> None:
+    """Show which exercises are done, and the next step."""
+    from gptoss_lab.course import map as course
+
+    typer.echo(repr(course.course_progress(course.course_folder())))
+
+
+@app.command()
+@one_line_errors
+def reset(lesson: Annotated[str, typer.Argument(help="A lesson: a number (10), a name or a path.")]) -> None:
+    """Bring a lesson back as it was published; your cells stay in a file beside it."""
+    from gptoss_lab.course import answers, notebooks
+    from gptoss_lab.course.map import course_folder
+
+    for path in notebooks.choose_lessons([lesson], course_folder()):
+        done = answers.reset(path)
+        typer.echo(f"{path}: as published (from {done.origin})")
+        typer.echo(f"your cells: {done.kept}" if done.kept else "no cell differed, so nothing had to be kept")
+        typer.echo("Is it open in JupyterLab? File > Reload Notebook from Disk, then restart the kernel.")
+
+
+@app.command()
+@one_line_errors
+def solution(exercise: Annotated[str, typer.Argument(help="An exercise, like 16.2.")]) -> None:
+    """Show one solution."""
+    from gptoss_lab.course import answers, notebooks
+    from gptoss_lab.course.map import course_folder
+
+    typer.echo(answers.solution(exercise, notebooks.find_lessons(course_folder())))
+
+
+@app.command()
+@one_line_errors
+def verify(
+    path: Annotated[Path | None, typer.Argument(help="A folder with lessons, or one lesson.")] = None,
+    timeout: Timeout = 120,
+    jobs: Jobs = 2,
+) -> None:
+    """Run the strict gate over any copy of the course, and tell answers from broken lessons.
+
+    Ends with 0 if every lesson is intact and every answer right, 3 if only answers are wrong, 1 if a lesson is
+    changed or fails.
+    """
+    from gptoss_lab.course import verify as tests
+    from gptoss_lab.course.map import course_folder
+
+    raise typer.Exit(tests.main(path or course_folder(), timeout=timeout, jobs=jobs))
+
+
+@app.command()
+def preflight() -> None:
+    """Say on one screen whether this machine is ready for a workshop; copy it to your instructor."""
+    from gptoss_lab.course import preflight as screen
+
+    raise typer.Exit(screen.main())
+
+
 if __name__ == "__main__":
     app()

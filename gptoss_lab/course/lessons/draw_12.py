@@ -66,16 +66,28 @@ def sweep(source: Source, points: int) -> list[tuple[float, float]]:
     return [(each.memory_limit / total, len(each.overwritten) / len(each.slots)) for each in plans]
 
 
-def draw_phases(models: Mapping[str, Source], marks: Mapping[str, tuple[str, int]], points: int = 120) -> None:
+def draw_phases(
+    models: Mapping[str, Source],
+    answers: Mapping[int, str],
+    marks: Mapping[str, tuple[str, int]],
+    points: int = 120,
+) -> None:
     """Plot the share of lost tensors against the limit as a share of the checkpoint, one line a model.
 
-    `marks` are limits to point at: a label, with the model and the limit in bytes.
+    `answers` are texts that the first model gave, by limit in bytes; `marks` are limits to point at: a label, with
+    the model and the limit in bytes.
     """
     curves = {name: sweep(source, points) for name, source in models.items()}
     with figures.style():
         fig, ax = plt.subplots(figsize=(8, 4))
         for (name, curve), dashes in zip(curves.items(), ("-", "--", ":"), strict=False):
             ax.plot(*zip(*curve, strict=True), dashes, label=name, drawstyle="steps-post")
+        first = next(iter(models.values()))
+        for text, marker, role in zip(dict.fromkeys(answers.values()), "xo", ("wrong", "ok"), strict=False):
+            plans = [plan(first, limit) for limit, answer in answers.items() if answer == text]
+            places = [(each.memory_limit / each.total_bytes, len(each.overwritten) / len(each.slots)) for each in plans]
+            label = f"{next(iter(models))} answers {text!r}"
+            ax.plot(*zip(*places, strict=True), marker, color=figures.colour(role), label=label, zorder=3)
         for label, (name, limit) in marks.items():
             at = plan(models[name], limit)
             x, y = limit / at.total_bytes, len(at.overwritten) / len(at.slots)
@@ -96,5 +108,6 @@ def draw_phases(models: Mapping[str, Source], marks: Mapping[str, tuple[str, int
             fig,
             f"Three step curves ({names}): the share of tensors lost against the limit divided by the size of the "
             "checkpoint. All start above 0.9 at the left, wander down, and drop to 0 at 1. "
-            f"Marked: {', '.join(marks)}.",
+            f"Marked: {', '.join(marks)}, and {len(answers)} answers of the first model: "
+            f"{', '.join(sorted(set(map(repr, answers.values()))))}.",
         )
