@@ -6,7 +6,7 @@
 PYTHON3 ?= $(or $(shell command -v python3 || command -v python3.11 || command -v python3.12),python3)
 BIN := .venv/bin
 ARGS ?=
-.PHONY: help venv run test lab record lint fix test-browser doctor lock clean
+.PHONY: help venv run test lab record lint fix test-browser test-hub doctor lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
@@ -18,7 +18,7 @@ run: venv ## execute every lesson; pages and figures go to build/course/
 	@$(BIN)/gptoss-lab run $(ARGS)
 
 test: venv ## unit tests, then the notebook gate
-	@$(BIN)/python -m pytest tests --ignore=tests/browser -q $(ARGS)
+	@$(BIN)/python -m pytest tests --ignore=tests/browser --ignore=tests/deploy -q -n 2 --dist loadfile $(ARGS)
 	@$(BIN)/gptoss-lab gate
 
 lab: venv ## open JupyterLab on the first lesson
@@ -39,6 +39,9 @@ fix: venv ## what lint can mend by itself
 
 test-browser: venv ## every lesson in a real JupyterLab and Chromium
 	@$(BIN)/python -m pytest tests/browser -q $(ARGS)
+
+test-hub: venv ## a real JupyterHub with several users at once; see deploy/jupyterhub/README.md
+	@$(BIN)/python -m pytest tests/deploy -q $(ARGS)
 
 doctor: venv ## one line a check of this machine and this environment
 	@$(BIN)/gptoss-lab doctor
