@@ -150,7 +150,7 @@ def three_lists_fixed(model: Target, weights: Weights) -> None:
 
 
 def clone_everything(model: Target, weights: Weights) -> None:
-    """The mend that costs a whole checkpoint of host memory (vLLM pull request 43464, taken back by 44430)."""
+    """The mend that costs a whole checkpoint of host memory (vLLM 43464; in 44430 the host runs out of it)."""
     cloned = [(name, tensor.clone()) for name, tensor in weights]
     for name, tensor in cloned:
         model.copy_in(name, tensor)
@@ -200,7 +200,7 @@ class Parameters:
         self.tensors[name].copy_(tensor)
 
     def mark_unusable(self, reason: str) -> None:
-        raise RuntimeError(reason)
+        self.unusable = reason
 
 
 def split_name(name: str, halves: tuple[str, ...]) -> tuple[str, str | None]:

@@ -28,7 +28,7 @@ METADATA = frozenset(
     "new_ones new_full __set__".split()
 )
 # Ways out of the subclass: from there on nobody could tell that the bytes are borrowed.
-WAYS_OUT = frozenset("numpy __array__ __dlpack__ storage typed_storage _typed_storage set_ share_memory_".split())
+WAYS_OUT = frozenset("numpy __array__ __dlpack__ storage typed_storage _typed_storage share_memory_".split())
 # These make their own copy, and need a plain tensor to do it.
 COPIERS = frozenset(["__deepcopy__", "__reduce_ex__"])
 
@@ -91,6 +91,11 @@ class Borrowed(torch.Tensor):
 
     _borrow: Borrow
 
+    def as_subclass(self, cls: type) -> torch.Tensor:
+        """Refused: torch does not ask about it, and it would give a plain view."""
+        self._borrow.require_fresh("as_subclass")
+        raise LeavesGuard(way_out_message(self._borrow.name, f"as_subclass({cls.__name__})"))
+
     @classmethod
     def __torch_function__(
         cls, func: Callable, types: Iterable[type], args: tuple = (), kwargs: Mapping[str, Any] | None = None
@@ -112,7 +117,7 @@ class Borrowed(torch.Tensor):
             if name in WAYS_OUT:
                 raise LeavesGuard(way_out_message(inputs[0]._borrow.name, name))
             if name in COPIERS:
-                return func(args[0].as_subclass(torch.Tensor), *args[1:], **kwargs)
+                return func(torch.Tensor.as_subclass(args[0], torch.Tensor), *args[1:], **kwargs)
             with reading(inputs):
                 return keep_guarded(func(*args, **kwargs), inputs)
 
@@ -135,7 +140,7 @@ class Guard(Iterator[Item]):
             raise reads[0]._error(self.in_hand, "is being read by another thread", "the stream advances behind")
         self.turn += 1
         name, tensor = next(self._stream)
-        view = self._tracker.book(name, tensor, line)
+        view = self._tracker.book(name, tensor)
         self.in_hand = name
         for borrow in reads:
             request = borrow.overwriting_request()
@@ -236,8 +241,9 @@ def guard(stream: Iterable[Item], strict: bool = False) -> Guard:
 
     Raises while in use:
         StaleViewError: see there. Also from `next()` itself, if another thread is in the middle of a read.
-        LeavesGuard: `numpy()`, `np.asarray`, dlpack, `storage()`, `set_` and `share_memory_`, which would take a
-            tensor out of the guard. Not refused, since torch does not ask, and not followed: `parameter.data = t`,
-            `untyped_storage()`, `data_ptr()`, `torch.utils.dlpack.to_dlpack(t)`, `Tensor._make_subclass`.
+        LeavesGuard: `numpy()`, `np.asarray`, `from_dlpack`, `storage()`, `as_subclass` and `share_memory_`, which would
+            take a tensor out of the guard. Not followed, since torch does not ask: `parameter.data = t`,
+            `other.set_(t)`, `Tensor._make_subclass(cls, t)`, `torch.utils.dlpack.to_dlpack(t)`; and what is read
+            through `untyped_storage()` and `data_ptr()`, which loaders use to tell tensors apart.
     """
     return Guard(stream, strict)

@@ -14,21 +14,21 @@ import sys
 import weakref
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 
-from gptoss_lab.weights.borrow.lines import Line
+from gptoss_lab.weights.borrow.lines import Line, running_line
 
 STREAMER_MODULE = "runai_model_streamer.file_streamer.file_streamer"
 MOST_OBJECTS = 20_000  # looked at in one search for the streamer
 OPAQUE = (ModuleType, type, CodeType, FrameType, torch.Tensor, str, bytes, int, float, type(None))
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)  # one for each tensor, made while the caches are full of weights: keep it cheap
 class View:
     """A yielded tensor's place: the bytes [start, stop) of one stretch of memory, filled by one request.
 
@@ -93,99 +93,103 @@ class Tracker:
         self.guessed = 0  # tensors whose request was told by their address alone
         self._memories: dict[Hashable, Memory] = {}
         self._source = Source(stream)
-        self._active: object = None  # the streamer's request that the last tensor belonged to
+        self._active: Any = None  # the streamer's request that its last tensor belonged to
+        self._running: Request  # and what was booked for it
 
-    def book(self, name: str, tensor: torch.Tensor, line: Line) -> View | None:
+    def book(self, name: str, tensor: torch.Tensor) -> View | None:
         """Say where a tensor lies and to which request it belongs; None if it cannot be overwritten.
 
         That is so for tensors without bytes, and for those that have torch's own memory to themselves.
         """
         step, self.steps = self.steps, self.steps + 1
-        start, stop = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
-        if start == stop or has_own_memory(tensor):
+        start, nbytes = tensor.data_ptr(), tensor.nbytes
+        if not nbytes:
             return None
-        filling = self._source.filling_at(start, step)
-        if filling is None:
-            self.guessed += 1
-            request = self._guess(tensor, start, stop, line)
+        active = self._source.request_at(start, step)
+        if active is not None:
+            request = self._told(active)
         else:
-            request = self._told(filling, line)
-        view = View(name, step, request, start, stop)
+            storage = tensor.untyped_storage()
+            alone = storage.nbytes() == nbytes
+            if alone and storage.resizable():  # an allocation of torch's: a copy, not a view of somebody's buffer
+                return None
+            self.guessed += 1
+            # Views that share one storage lie in one buffer; else all of a device's memory counts as one.
+            key = tensor.device, None if alone else storage.data_ptr()
+            request = self._guess(key, start, start + nbytes)
+        view = View(name, step, request, start, start + nbytes)
         request.add(view)
         return view
 
-    def _told(self, filling: Filling, line: Line) -> Request:
-        memory = self._memories.setdefault(("buffer", filling.first), Memory())
-        if filling.active is self._active and memory.requests:
-            return memory.requests[-1]
-        self._active = filling.active
-        return self._begin(memory, line, filling.reach())
+    def _told(self, active: Any) -> Request:
+        if active is self._active:
+            return self._running
+        first = self._source.first
+        reach = first, first + sum(sum(file.chunks) for file in active.files)
+        self._active = active
+        self._running = self._begin(("buffer", first), reach)
+        return self._running
 
-    def _guess(self, tensor: torch.Tensor, start: int, stop: int, line: Line) -> Request:
-        storage = tensor.untyped_storage()
-        # Views that share one storage lie in one buffer; else all of a device's memory counts as one.
-        whole = None if storage.nbytes() == tensor.nbytes else storage.data_ptr()
-        memory = self._memories.setdefault((tensor.device, whole), Memory())
-        if not memory.requests or memory.requests[-1].over(start, stop):
-            return self._begin(memory, line, None)
+    def _guess(self, key: Hashable, start: int, stop: int) -> Request:
+        memory = self._memories.get(key)
+        if memory is None or memory.requests[-1].over(start, stop):
+            return self._begin(key, None)
         return memory.requests[-1]
 
-    def _begin(self, memory: Memory, line: Line, reach: tuple[int, int] | None) -> Request:
-        request = Request(self.requests, memory, line, reach)
+    def _begin(self, key: Hashable, reach: tuple[int, int] | None) -> Request:
+        memory = self._memories.setdefault(key, Memory())
+        request = Request(self.requests, memory, running_line(), reach)
         self.requests += 1
         memory.requests.append(request)
         return request
 
 
-@dataclass(frozen=True)
-class Filling:
-    """What the streamer says: the address of its buffer, and the request that it is yielding."""
-
-    first: int
-    active: Any
-
-    def reach(self) -> tuple[int, int]:
-        """The interval of the request, from the start of the buffer."""
-        return self.first, self.first + sum(sum(file.chunks) for file in self.active.files)
-
-
 class Source:
-    """The Run:ai streamer behind an iterator, if it is there.
+    """The Run:ai streamer behind an iterator, if it is there, asked for its buffer and its running request.
 
     It is held weakly: keeping it would keep the buffer. It does not exist before the first tensor, so it is looked
     for when the first one has come, and again, ever more rarely, while tensors come that are not its own.
     """
 
     def __init__(self, stream: Iterable[Any]) -> None:
+        self.first = self.stop = 0  # the addresses of its buffer
         self._stream = stream
-        self._streamer: weakref.ref | None = None
+        self._streamer: Callable[[], Any] = nothing
+        self._iterator: Callable[[], Any] = nothing  # of its requests; the buffer is this one's
         self._search_at = 0
 
-    def filling_at(self, address: int, step: int) -> Filling | None:
-        """The running request, if `address` lies in the streamer's buffer."""
-        filling = self._ask(address)
-        if filling is None and step >= self._search_at:
-            self._search_at = 2 * step + 1
-            streamer = find_streamer(self._stream)
-            self._streamer = None if streamer is None else weakref.ref(streamer)
-            filling = self._ask(address)
-        return filling
-
-    def _ask(self, address: int) -> Filling | None:
-        streamer = None if self._streamer is None else self._streamer()
-        try:
-            buffer, active = streamer.requests_iterator.buffer, streamer.active_request
-            first = buffer.__array_interface__["data"][0]
-        except AttributeError:  # not there, not started, or a release that is made otherwise
+    def request_at(self, address: int, step: int) -> Any | None:
+        """The streamer's running request, if `address` lies in its buffer."""
+        streamer = self._streamer()
+        if streamer is not None and (
+            self.first <= address < self.stop
+            and streamer.requests_iterator is self._iterator()
+            or self._look(streamer, address)
+        ):
+            return streamer.active_request
+        if step < self._search_at:
             return None
-        inside = first <= address < first + buffer.nbytes
-        return Filling(first, active) if active is not None and inside else None
+        self._search_at = 2 * step + 1
+        streamer = find_streamer(self._stream)
+        if streamer is None or not self._look(streamer, address):
+            return None
+        self._streamer = weakref.ref(streamer)
+        return streamer.active_request
+
+    def _look(self, streamer: Any, address: int) -> bool:
+        """Read where the buffer lies; tell whether `address` is in it."""
+        try:
+            iterator = streamer.requests_iterator
+            self.first = iterator.buffer.__array_interface__["data"][0]
+            self.stop = self.first + iterator.buffer.nbytes
+            self._iterator = weakref.ref(iterator)
+        except AttributeError:  # a release that is made otherwise
+            return False
+        return self.first <= address < self.stop
 
 
-def has_own_memory(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor has an allocation of torch's to itself: a copy, not a view of somebody's buffer."""
-    storage = tensor.untyped_storage()
-    return storage.nbytes() == tensor.nbytes and storage.resizable()
+def nothing() -> None:
+    """Stands for a weak reference to what is not there."""
 
 
 def find_streamer(stream: Any) -> Any | None:

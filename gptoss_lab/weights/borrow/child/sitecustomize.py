@@ -9,6 +9,7 @@ after it `on_fault` writes which tensor the address belongs to. Then the process
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import importlib.machinery
@@ -44,9 +45,12 @@ class Mapping:
         import numpy
 
         self.pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
+        with contextlib.suppress(OSError):  # a kernel without them
+            self.pages.madvise(mmap.MADV_HUGEPAGE)  # fewer faults while it is filled
         self.buffer = numpy.frombuffer(self.pages, dtype=numpy.uint8)
         self.first = self.buffer.ctypes.data
         self.slots: list[tuple[int, int, str]] = []  # first address, last address + 1, name of a yielded tensor
+        self.protected = False
 
     def protect(self) -> None:
         """Give the pages back and refuse every access from now on."""
@@ -139,7 +143,7 @@ def on_fault(number, info, context) -> None:
         return
     address = ctypes.c_void_p.from_address(info + ADDRESS_OFFSET).value or 0
     for mapping in Mapping.all:
-        if mapping.holds(address) and getattr(mapping, "protected", False):
+        if mapping.protected and mapping.holds(address):
             names = [name for first, stop, name in mapping.slots if first <= address < stop]
             record = {"pid": os.getpid(), "tensor": names[0] if names else None}
             os.write(log.fileno(), f"\n{RECORD}{json.dumps(record)}\n".encode())
