@@ -89,7 +89,10 @@ def record(names: Names = None, timeout: Timeout = 120, jobs: Jobs = 2) -> None:
 @app.command()
 @one_line_errors
 def gate(
-    paths: Annotated[list[str] | None, typer.Argument(help="Notebooks. Lessons and solved twins if left out.")] = None,
+    paths: Annotated[
+        list[str] | None,
+        typer.Argument(help="A lesson (10), with its twin, or a notebook's path, alone. All if left out."),
+    ] = None,
     timeout: Timeout = 120,
     jobs: Jobs = 2,
 ) -> None:
@@ -97,8 +100,12 @@ def gate(
     from gptoss_lab.course import gate as tests
     from gptoss_lab.course import notebooks
 
-    chosen = notebooks.choose(paths or [])
-    raise typer.Exit(tests.main(chosen if paths else notebooks.with_twins(chosen), timeout=timeout, jobs=jobs))
+    chosen: list[Path] = [] if paths else notebooks.with_twins(notebooks.find_lessons())
+    for name in paths or []:
+        found = notebooks.choose([name])
+        # A path means this one notebook. Any other name means a lesson, of which the twin is a part.
+        chosen += found if found == [Path(name)] else notebooks.with_twins(found)
+    raise typer.Exit(tests.main(list(dict.fromkeys(chosen)), timeout=timeout, jobs=jobs))
 
 
 @app.command()

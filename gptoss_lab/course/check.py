@@ -34,10 +34,11 @@ from types import ModuleType
 from typing import Any
 
 from gptoss_lab.course import journal
-from gptoss_lab.course.attempts import Attempt, constant_answer, run_attempt
+from gptoss_lab.course.attempts import Attempt, run_attempt
 from gptoss_lab.course.compare import Mismatch, expect_equal
 from gptoss_lab.course.costs import LiveTensors, ProducedWhenSeen, count_copies
 from gptoss_lab.course.describe import show
+from gptoss_lab.course.wording import count_of, labels, pattern, printed_lines
 
 __all__ = [
     "Case",
@@ -55,7 +56,6 @@ __all__ = [
 ]
 
 INDENT = "      "
-MOST_PRINTED_LINES = 6
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,8 @@ class Checker:
     Cases run in order, each for at most `seconds`. Costs run only when every case holds. Inputs are compared
     before and after each call, and must be unchanged; `may_change` lists the arguments, by position or name,
     that need not be. `done` is the line after a pass. Calling the checker prints its report and returns None;
-    `last` keeps the verdict, and a learner's pass is remembered (see `journal`).
+    `last` keeps the verdict, and a learner's pass is remembered (see `journal`). A call with the package's own
+    function, which a lesson imports below the exercise, is told so and checks nothing; `verdict` takes it.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class Checker:
         return lambda run: _add(self.costs, Case(label, run, hint))
 
     def __call__(self, function: Callable) -> None:
-        self.last = self.verdict(function)
+        self.last = self._packages_own(function) if is_packages_own(function) else self.verdict(function)
         print(self.last)
         if self.last.passed:
             journal.remember(self.exercise)
@@ -148,6 +149,11 @@ class Checker:
                 break
         return attempts
 
+    def _packages_own(self, function: Callable) -> Verdict:
+        name = getattr(function, "__name__", self.name)
+        line = f"that is the package's `{name}`: run your own cell above first, then this one."
+        return replace(self._report(False, [line]), attempted=False)
+
     def _not_attempted(self, stub: str, own_name: str) -> Verdict:
         if stub in (self.name, own_name):
             line = f"not attempted yet: write `{self.name}`, then run this cell again."
@@ -156,19 +162,19 @@ class Checker:
         return replace(self._report(False, [line]), attempted=False)
 
     def _passed(self, attempts: list[Attempt], costs: list[Attempt]) -> Verdict:
-        lines = [f"✓ {_count(attempts, 'case')}: {_labels(attempts)}"]
-        lines += [f"✓ {_count(costs, 'cost')}: {_labels(costs)}"] if costs else []
+        lines = [f"✓ {count_of(attempts, 'case')}: {labels(attempts)}"]
+        lines += [f"✓ {count_of(costs, 'cost')}: {labels(costs)}"] if costs else []
         lines += [self.done] if self.done else []
-        return self._report(True, lines + _printed(attempts))
+        return self._report(True, lines + printed_lines(attempts))
 
     def _failed(self, kind: str, attempts: list[Attempt], failed: list[Attempt]) -> Verdict:
         first = failed[0]
         lines = [f"✗ {kind} '{first.label}': {first.problem}"]
         lines += [f"hint: {first.hint}"] if first.hint else []
-        lines += [f"also failing: {_labels(failed[1:])}"] if failed[1:] else []
+        lines += [f"also failing: {labels(failed[1:])}"] if failed[1:] else []
         if kind == "case" and not first.out_of_time and len(attempts) > 1:
-            lines.append(_pattern(attempts, failed))
-        return self._report(False, lines + _printed(failed))
+            lines.append(pattern(attempts, failed))
+        return self._report(False, lines + printed_lines(failed))
 
     def _report(self, passed: bool, lines: list[str]) -> Verdict:
         first, *rest = lines
@@ -176,37 +182,18 @@ class Checker:
         return Verdict(passed, True, tuple(text))
 
 
+def is_packages_own(function: Callable) -> bool:
+    """Whether `function` was written in this package. One that `functools.wraps` dresses up as such was not."""
+    module = getattr(function, "__module__", None) or ""
+    home = getattr(function, "__globals__", {}).get("__name__", module)
+    return all(str(name).split(".")[0] == __package__.split(".")[0] for name in (module, home))
+
+
 def _add(cases: list[Case], case: Case) -> Case:
     if case.label in [other.label for other in cases]:
         raise ValueError(f"two cases are called {case.label!r}: give each its own label")
     cases.append(case)
     return case
-
-
-def _count(attempts: list[Attempt], noun: str) -> str:
-    return f"{len(attempts)} {noun}{'' if len(attempts) == 1 else 's'}"
-
-
-def _labels(attempts: list[Attempt]) -> str:
-    return "; ".join(attempt.label for attempt in attempts)
-
-
-def _pattern(attempts: list[Attempt], failed: list[Attempt]) -> str:
-    """What the failures have in common: always the same answer, or right for one case only."""
-    answer = constant_answer(attempts)
-    if answer:
-        return f"It returned {answer} every time: the answer has to depend on the input."
-    right = [attempt for attempt in attempts if attempt not in failed]
-    if len(right) == 1 and len(attempts) > 2:
-        return f"Only '{right[0].label}' holds: is something in it right for that case alone?"
-    return f"{len(right)} of {_count(attempts, 'case')} hold." if right else "No case holds."
-
-
-def _printed(attempts: list[Attempt]) -> list[str]:
-    """What the function printed in the first of these attempts that printed, once."""
-    lines = next((attempt.printed for attempt in attempts if attempt.printed), [])
-    shown = [f"printed: {line}" for line in lines[:MOST_PRINTED_LINES]]
-    return shown + ([f"printed: ... {len(lines) - len(shown)} more lines"] if len(lines) > len(shown) else [])
 
 
 def expect_raises(function: Callable, error: type[Exception], *args: Any, mentions: tuple[str, ...] = ()) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,8 @@ LINES, LINES_AT_MOST = 15, 20
 TAGS = {"exercise", "nbval-ignore-output", "raises-exception", "summary"}
 FILE_NAME = re.compile(r"\d\d__[a-z0-9]+(_[a-z0-9]+)*\.ipynb")
 TIME = "**Time:** 10 minutes of reading, 15 of exercises."
+QUIZ_CALL = re.compile(r"^(quiz_\d\d)\.questions\(\)", re.MULTILINE)
+QUIZZES = "gptoss_lab.course.lessons"
 FENCE = re.compile(r"^(```|~~~).*?^\1[^\n]*$", re.MULTILINE | re.DOTALL)
 
 
@@ -202,12 +205,26 @@ def _link_problems(path: Path, notebook: NotebookNode) -> list[str]:
 def _end_problems(notebook: NotebookNode) -> list[str]:
     """The recap, the questions after it, further reading; a heading may be a line in bold."""
     recap, reading = r"(recap|what you can (now )?do( now)?)", r"further reading"
-    end = re.split(rf"^(?:##+ +|\*\*){recap}\b", _prose(notebook), maxsplit=1, flags=re.MULTILINE | re.IGNORECASE)
-    if len(end) == 1:
+    begin = re.compile(rf"^(?:##+ +|\*\*){recap}\b", re.MULTILINE | re.IGNORECASE)
+    texts = [FENCE.sub("", cell.source) if cell.cell_type == "markdown" else "" for cell in notebook.cells]
+    last = max((number for number, text in enumerate(texts) if begin.search(text)), default=None)
+    if last is None:
         return ["no heading 'What you can do now'"]
-    problems = []
-    if end[-1].lower().count("<details") < 3:
-        problems.append("fewer than three questions after the recap: put each answer into <details>")
-    if not re.search(rf"^(##+ +|\*\*){reading}\b", end[-1], re.MULTILINE | re.IGNORECASE):
+    end = "\n\n".join([begin.split(texts[last])[-1], *texts[last + 1 :]])
+    calls = [
+        name for cell in notebook.cells[last:] if cell.cell_type == "code" for name in QUIZ_CALL.findall(cell.source)
+    ]
+    problems = [f"{name}.questions() is called, and {QUIZZES} has none" for name in calls if _questions(name) is None]
+    if end.lower().count("<details") + sum(_questions(name) or 0 for name in calls) < 3:
+        problems.append("fewer than three questions after the recap: ask them in a quiz cell, quiz_NN.questions()")
+    if not re.search(rf"^(##+ +|\*\*){reading}\b", end, re.MULTILINE | re.IGNORECASE):
         problems.append("no 'Further reading' after the recap")
     return problems
+
+
+def _questions(name: str) -> int | None:
+    """How many questions the quiz of this name asks, None if there is no such quiz."""
+    try:
+        return len(importlib.import_module(f"{QUIZZES}.{name}").questions().questions)
+    except (ModuleNotFoundError, AttributeError):
+        return None

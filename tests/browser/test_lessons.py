@@ -7,9 +7,11 @@ from lab_controls import move_controls, widget_cells
 from lab_page import THEMES
 from lab_server import REPOSITORY
 
+from gptoss_lab.course import notebooks
+
 pytestmark = pytest.mark.browser
 
-LESSONS = sorted(path.name for path in (REPOSITORY / "notebooks").glob("*.ipynb"))
+LESSONS = [path.name for path in notebooks.find_lessons(REPOSITORY / "notebooks")]
 SCREENS = REPOSITORY / "build" / "screens"
 
 

@@ -11,6 +11,7 @@ import types
 import pytest
 import torch
 
+from gptoss_lab.course import journal
 from gptoss_lab.course.check import (
     Case,
     Checker,
@@ -324,3 +325,43 @@ def test_checkers_are_found_in_their_order_and_ids_are_unique():
     assert [checker.exercise for checker in checkers_in(module)] == ["1.2", "1.1"]
     lessons = all_checkers()
     assert lessons and all(exercise == checker.exercise for exercise, checker in lessons.items())
+
+
+def packages_own(written_in: str, dressed_as: str):
+    """A function whose code stands in one module and whose `__module__` names another."""
+    scope = {"__name__": written_in}
+    exec("def double(values):\n    return values * 2", scope)
+    scope["double"].__module__ = dressed_as
+    return scope["double"]
+
+
+def test_the_packages_own_function_is_no_answer(double, monkeypatch, capsys):
+    kept = []
+    monkeypatch.setattr(journal, "remember", kept.append)
+    own = packages_own("gptoss_lab.weights.compare", "gptoss_lab.weights.compare")
+    assert double(own) is None
+    assert capsys.readouterr().out == (
+        "10.1  that is the package's `double`: run your own cell above first, then this one.\n"
+    )
+    assert not double.last.passed and not double.last.attempted and kept == []
+    assert double.verdict(own).passed
+
+
+@pytest.mark.parametrize(
+    ("written_in", "dressed_as"),
+    [
+        ("__main__", "__main__"),
+        ("__main__", "gptoss_lab.weights.compare"),  # functools.wraps around the package's function
+        ("gptoss_lab_of_mine", "gptoss_lab_of_mine"),
+    ],
+)
+def test_a_learners_function_is_checked(double, monkeypatch, capsys, written_in, dressed_as):
+    kept = []
+    monkeypatch.setattr(journal, "remember", kept.append)
+    double(packages_own(written_in, dressed_as))
+    assert "✓ 3 cases" in capsys.readouterr().out and kept == ["10.1"]
+
+
+def test_what_is_no_function_is_told_so_and_not_taken_for_the_packages(double, capsys):
+    double(3)
+    assert "pass the function `double` itself, not 3" in capsys.readouterr().out

@@ -14,7 +14,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
 from typer.testing import CliRunner
 
 from gptoss_lab.cli import app
-from gptoss_lab.course import lint, notebooks, twins
+from gptoss_lab.course import gate, lint, notebooks, twins
+from gptoss_lab.course.lessons import quiz_10
 
 OPENING = """# Count the bytes
 
@@ -212,6 +213,17 @@ def more(count: int) -> Callable[[NotebookNode], None]:
     return lambda notebook: notebook.cells.extend(new_code_cell(f"x = {n}") for n in range(count))
 
 
+def quiz(name: str, before: bool = False) -> Callable[[NotebookNode], None]:
+    """The questions in a cell of their own, between the recap and what to read."""
+    recap, reading = END.split(f"{DETAILS}\n{DETAILS}\n{DETAILS}\n\n")
+
+    def edit(notebook: NotebookNode) -> None:
+        cells = [new_markdown_cell(recap + "**Check yourself**"), new_code_cell(f"{name}.questions()")]
+        notebook.cells[6:] = [*(reversed(cells) if before else cells), new_markdown_cell(reading)]
+
+    return edit
+
+
 FORM = {
     "number in the title": (opening("# Count", "# 10 Count"), "repeats a number"),
     "lesson in the title": (opening("# Count", "# Lesson 10: count"), "repeats a number"),
@@ -262,6 +274,9 @@ FORM = {
         "no heading 'What you can do now'",
     ),
     "two questions": (source(6, END.replace(DETAILS, "", 1)), "fewer than three questions"),
+    "quiz that is not there": (quiz("quiz_99"), "quiz_99.questions() is called, and"),
+    "quiz before the recap": (quiz("quiz_10", before=True), "fewer than three questions"),
+    "quiz in a comment": (quiz("# quiz_10"), "fewer than three questions"),
     "no further reading": (source(6, END.replace("Further reading", "Links")), "no 'Further reading'"),
 }
 
@@ -272,6 +287,19 @@ def test_fault_of_form_is_named(lesson: Path, name: str) -> None:
     change(lesson, edit)
     problems = lint.lesson_problems(lesson)
     assert any(said in problem for problem in problems), problems
+
+
+def test_quiz_of_three_takes_the_place_of_answers_in_prose(lesson: Path) -> None:
+    change(lesson, quiz("quiz_10"))
+    assert lint.lesson_problems(lesson) == []
+
+
+def test_quiz_of_two_is_short_of_one(lesson: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = quiz_10.questions()
+    asked.questions.pop()
+    monkeypatch.setattr(quiz_10, "questions", lambda: asked)
+    change(lesson, quiz("quiz_10"))
+    assert len(lint.lesson_problems(lesson)) == 1 and "fewer than three" in lint.lesson_problems(lesson)[0]
 
 
 @pytest.mark.parametrize("name", ["count_bytes", "1__count", "10_count", "10__Count", "10__count bytes", "10__"])
@@ -386,3 +414,27 @@ def test_lint_command_mends_format_and_fails_on_drift(lesson: Path, monkeypatch:
     change(lesson, DRIFT["source"])
     said = CliRunner().invoke(app, ["lint", "--fix", "10"])
     assert said.exit_code == 1 and "cell 4 and the solved twin's differ" in said.stdout
+
+
+@pytest.mark.parametrize(
+    ("given", "tested"),
+    [
+        ([], ["10", "10 solved", "12", "12 solved"]),
+        (["10"], ["10", "10 solved"]),
+        (["12__other", "10"], ["12", "12 solved", "10", "10 solved"]),
+        (["notebooks/10__count_bytes.ipynb"], ["10"]),
+        (["notebooks/solutions/10__count_bytes.ipynb"], ["10 solved"]),
+        (["notebooks/10__count_bytes.ipynb", "10"], ["10", "10 solved"]),
+    ],
+)
+def test_gate_takes_a_lesson_with_its_twin_and_a_path_alone(
+    lesson: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], tested: list[str]
+) -> None:
+    other = lesson.with_name("12__other.ipynb")
+    notebooks.write(other, build(STUB))
+    notebooks.write(notebooks.twin_of(other), build(SOLVED))
+    monkeypatch.chdir(lesson.parent.parent)
+    seen: list[Path] = []
+    monkeypatch.setattr(gate, "main", lambda paths, **options: seen.extend(paths) or 0)
+    assert CliRunner().invoke(app, ["gate", *given]).exit_code == 0
+    assert [path.name[:2] + " solved" * (path.parent.name == notebooks.SOLUTIONS) for path in seen] == tested

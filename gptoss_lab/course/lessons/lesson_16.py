@@ -17,7 +17,7 @@ EXPERT, DENSE = "model.layers.{}.mlp.experts.down_proj_bias", "model.layers.{}.i
 MIXED = [DENSE.format(0), EXPERT.format(0), EXPERT.format(1), DENSE.format(1), EXPERT.format(2), DENSE.format(2)]
 
 
-@load_lazily.case("only experts")
+@load_lazily.case("only experts", hint="Hand `load_experts` a generator: a list drains the stream first.")
 def _(load_lazily):
     names = [EXPERT.format(i) for i in range(3)]
     loader = Loader(names).run(load_lazily)

@@ -108,7 +108,7 @@ def owns_for_show(own, tensor):
 LOAD_LAZILY = {
     "does nothing": (lambda *_: None, "case 'only experts': the experts as they were read lacks"),
     "the defect": (drains, "is -1.0, expected 0.0"),
-    "lists the experts": (lists_the_experts, "case 'only experts'"),
+    "lists the experts": (lists_the_experts, "a list drains the stream first"),
     "reads one ahead": (reads_one_ahead, "case 'only experts'"),
     "copies everything first": (owns_everything_first, "Hand `load_experts` a generator, not a list"),
     "a call for each expert": (one_call_each, "case 'each half is called once, experts first'"),
