@@ -52,7 +52,7 @@ def pair_cache_fixed(model: Target, weights: Weights) -> None:
             model.copy_in(name, tensor)
             continue
         pair = halves.setdefault(layer, {})
-        pair[half] = own(tensor)
+        pair[half] = tensor if pair else own(tensor)
         if len(pair) == 2:
             model.copy_in(layer + FUSED, torch.cat([pair[Q_A], pair[KV_A]]))
             del halves[layer]

@@ -1,0 +1,146 @@
+"""The checkers of `22__when_bytes_change`."""
+
+from __future__ import annotations
+
+import torch
+
+from gptoss_lab.course.check import Checker, expect_equal, expect_raises
+from gptoss_lab.course.lessons.stand_ins_18 import Lender
+from gptoss_lab.course.lessons.watching_18 import watch
+from gptoss_lab.weights.compare import raw_bytes
+
+classify = Checker("22.1", "classify", done="It looks at bytes, and guesses nothing.")
+
+
+def _u8(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.uint8)
+
+
+@classify.case("still the old bytes")
+def _(classify):
+    expect_equal(classify(_u8(1, 2, 3, 4), _u8(1, 2, 3, 4), _u8(5, 6, 7, 8)), "old")
+
+
+@classify.case("all new")
+def _(classify):
+    expect_equal(classify(_u8(5, 6, 7, 8), _u8(1, 2, 3, 4), _u8(5, 6, 7, 8)), "new")
+
+
+@classify.case("half and half", hint="Torn: each byte is the old one or the new one, in its own place.")
+def _(classify):
+    expect_equal(classify(_u8(5, 6, 3, 4), _u8(1, 2, 3, 4), _u8(5, 6, 7, 8)), "torn")
+
+
+@classify.case("one byte of many", hint="Look at every byte. A sample misses the seam.")
+def _(classify):
+    old, new = torch.zeros(4096, dtype=torch.uint8), torch.ones(4096, dtype=torch.uint8)
+    for place in (0, 2049, 4095):
+        view = old.clone()
+        view[place] = 1
+        expect_equal(classify(view, old, new), "torn")
+
+
+@classify.case("in BF16, with NaN and -0.0", hint="NaN is not equal to itself, and -0.0 equals 0.0: compare bytes.")
+def _(classify):
+    old = torch.tensor([[float("nan"), 1.0], [0.0, 2.0]], dtype=torch.bfloat16)
+    new = torch.tensor([[float("nan"), 1.0], [-0.0, 2.0]], dtype=torch.bfloat16)
+    expect_equal(classify(old.clone(), old, new), "old")
+    expect_equal(classify(new.clone(), old, new), "new")
+
+
+@classify.case("new bytes of another dtype", hint="View all three as `torch.uint8`, in one dimension.")
+def _(classify):
+    old = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.bfloat16)
+    new = torch.tensor([1.5, -8.0])
+    view = new.view(torch.bfloat16).reshape(2, 2).clone()
+    expect_equal(classify(view, old, new), "new")
+    view[0] = old[0]
+    expect_equal(classify(view, old, new), "torn")
+
+
+@classify.case("a seam inside a number", hint="A torn number is neither the old nor the new one. Its bytes are.")
+def _(classify):
+    old, new = torch.tensor([1.0]), torch.tensor([-2.5e10])
+    mixed = torch.cat([new.view(torch.uint8)[:2], old.view(torch.uint8)[2:]]).view(torch.float32)
+    expect_equal(classify(mixed, old, new), "torn")
+
+
+@classify.case("old and new are the same", hint="Nothing was lost that anybody could tell: that is `old`.")
+def _(classify):
+    expect_equal(classify(_u8(7, 7), _u8(7, 7), _u8(7, 7)), "old")
+
+
+@classify.case("a byte of neither", hint="Raise ValueError: a third writer is another fault.")
+def _(classify):
+    expect_raises(classify, ValueError, _u8(1, 2, 9, 4), _u8(1, 2, 3, 4), _u8(5, 6, 7, 8))
+
+
+settled = Checker("22.2", "settled", done="A late read now finds the new bytes, each time.")
+
+
+def _bytes(*sizes: int) -> dict[str, torch.Tensor]:
+    return {f"t{place}": torch.full((size,), place + 1, dtype=torch.uint8) for place, size in enumerate(sizes)}
+
+
+def _seen(settled, lender: Lender) -> list[tuple[str, int]]:
+    """Each tensor's name, and how many had been produced when it came."""
+    return [(name, lender.produced) for name, _ in settled(lender.weights(), lender.layout)]
+
+
+@settled.case("a late read finds the new bytes", hint="Take all tensors of a request before you yield its first.")
+def _(settled):
+    lender = Lender(_bytes(2, 2, 4, 2, 2, 4), 8, lazily=True)
+    old = {}
+    for name, tensor in settled(lender.weights(), lender.layout):
+        if name in ("t0", "t1", "t2"):
+            old[name] = tensor
+        if name == "t3":
+            late = [raw_bytes(tensor)[0] for tensor in old.values()]
+            expect_equal(late, [4, 5, 6], "first bytes of the old views when t3 comes")
+
+
+@settled.case("each is right when it comes", hint="Within its request every view is good, and not after it.")
+def _(settled):
+    lender = Lender(_bytes(2, 2, 4, 2, 2, 4, 8), 8, lazily=True)
+    first = [int(tensor[0]) for _, tensor in settled(lender.weights(), lender.layout)]
+    expect_equal(first, [1, 2, 3, 4, 5, 6, 7], "first byte of each tensor")
+
+
+@settled.case("no request ahead", hint="`islice(weights, n)` takes n pairs and leaves the rest.")
+def _(settled):
+    lender = Lender(_bytes(2, 2, 4, 8, 3, 3), 8, lazily=True)
+    expected = [("t0", 3), ("t1", 3), ("t2", 3), ("t3", 4), ("t4", 6), ("t5", 6)]
+    expect_equal(_seen(settled, lender), expected, "name, tensors produced")
+
+
+@settled.case("one tensor a request")
+def _(settled):
+    lender = Lender(_bytes(8, 8, 8), 8, lazily=True)
+    expect_equal(_seen(settled, lender), [("t0", 1), ("t1", 2), ("t2", 3)], "name, tensors produced")
+
+
+@settled.case("one request for all")
+def _(settled):
+    lender = Lender(_bytes(1, 2, 3), 8, lazily=True)
+    expect_equal(_seen(settled, lender), [("t0", 3), ("t1", 3), ("t2", 3)], "name, tensors produced")
+
+
+@settled.case("no tensors")
+def _(settled):
+    expect_equal(_seen(settled, Lender({}, 8, lazily=True)), [], "name, tensors produced")
+
+
+@settled.case("the stream is taken to its end", hint="Ask once more after the last request: that ends the stream.")
+def _(settled):
+    lender = Lender(_bytes(8, 8), 8, lazily=True)
+    for _ in settled(lender.weights(), lender.layout):
+        pass
+    expect_equal(lender.ended, True, "whether the stream ended")
+
+
+@settled.cost("it keeps nothing of a request that is over", hint="Let go of each pair as you yield it.")
+def _(settled):
+    lender, kept = Lender(_bytes(2, 2, 4, 8, 3, 3, 8), 8, lazily=True), set()
+    for _ in watch(settled(lender.weights(), lender.layout), lender.layout, kept):
+        pass
+    expect_equal(kept, set(), "what a detector finds kept when the loader keeps nothing")
