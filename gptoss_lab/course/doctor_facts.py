@@ -48,6 +48,7 @@ class Facts:
     driver: str | None = None
     visible_devices: str | None = None
     interpret: str | None = None
+    memory_limit: str | None = None  # RUNAI_STREAMER_MEMORY_LIMIT
     triton_loaded_as: str | None = None  # "interpreter", "compiler", or None: not loaded in this process
     widgets_extension: bool = False
     widgets_disabled: bool = False
@@ -69,6 +70,7 @@ def gather() -> Facts:
         driver=nvidia_driver(),
         visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
         interpret=os.environ.get("TRITON_INTERPRET"),
+        memory_limit=os.environ.get("RUNAI_STREAMER_MEMORY_LIMIT"),
         triton_loaded_as=how_triton_was_loaded(),
         widgets_extension=any((folder / WIDGETS / "package.json").is_file() for folder in extension_folders()),
         widgets_disabled=widgets_are_disabled(),

@@ -56,6 +56,14 @@ def check_interpreter(facts: Facts) -> Finding:
     return Finding(OK, check, "'1'")
 
 
+def check_memory_limit(facts: Facts) -> Finding:
+    check = "memory limit"
+    if facts.memory_limit is None:
+        return Finding(OK, check, "RUNAI_STREAMER_MEMORY_LIMIT is unset: the streamer's default holds")
+    found = f"RUNAI_STREAMER_MEMORY_LIMIT is {facts.memory_limit!r}: lessons that load at the default will differ"
+    return Finding(WARN, check, found, "unset RUNAI_STREAMER_MEMORY_LIMIT, and restart the kernel")
+
+
 def generation(parts: list[str]) -> str:
     """The generation of triton_kernels that has these parts: "matmul" (3.7 on), "3.6", "3.5.1" or none."""
     if {"topk", "SparseMatrix", "matmul"} <= set(parts):

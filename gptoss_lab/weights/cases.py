@@ -44,7 +44,7 @@ def pair_cache(model: Target, weights: Weights) -> None:
 
 
 def pair_cache_fixed(model: Target, weights: Weights) -> None:
-    """The half that waits is owned. At most one layer's halves wait at once."""
+    """Each half is owned, since `pair` still holds both when the stream goes on."""
     halves: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in lend(weights):
         layer, half = split_name(name, (KV_A, Q_A))
@@ -52,7 +52,7 @@ def pair_cache_fixed(model: Target, weights: Weights) -> None:
             model.copy_in(name, tensor)
             continue
         pair = halves.setdefault(layer, {})
-        pair[half] = tensor if pair else own(tensor)
+        pair[half] = own(tensor)
         if len(pair) == 2:
             model.copy_in(layer + FUSED, torch.cat([pair[Q_A], pair[KV_A]]))
             del halves[layer]

@@ -185,6 +185,10 @@ FAULTS = {
         having(probed={"triton_kernels": {"parts": ["topk"], "faults": []}}),
         "triton_kernels", FAIL, "no known generation", KERNELS,
     ),
+    "a limit in the shell": (
+        replace(HEALTHY, memory_limit="1GiB"),
+        "memory limit", WARN, "'1GiB'", "unset RUNAI_STREAMER_MEMORY_LIMIT",
+    ),
     "no streamer": (
         having(runai_model_streamer=None, probed={"streamer": {"error": "gone"}}),
         "streamer", FAIL, "not installed", "runai-model-streamer==0.16.1",

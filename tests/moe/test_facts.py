@@ -51,4 +51,3 @@ def test_another_routing_gives_another_output(device):
     logits = torch.randn(2, 32, generator=torch.Generator().manual_seed(1)).to(device, torch.bfloat16)
     one, other = (run_blocks(layer, hidden, reuse(topk(x, 4), 32)) for x in (logits, -logits))
     assert not torch.equal(one, other)
-

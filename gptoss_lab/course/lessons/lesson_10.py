@@ -15,7 +15,7 @@ def _weights() -> dict[str, torch.Tensor]:
     """Four small tensors, with fresh memory at every call."""
     return {
         "norm.weight": torch.ones(8, dtype=torch.bfloat16),
-        "experts.blocks": torch.arange(48, dtype=torch.uint8).reshape(2, 3, 8),
+        "experts.blocks": torch.arange(240, dtype=torch.uint8).reshape(2, 3, 40),
         "router.bias": torch.tensor([0.0, -1.5, NAN, 4.0]),
         "attention.sinks": torch.linspace(-1, 1, 6, dtype=torch.bfloat16),
     }
@@ -59,7 +59,7 @@ def _(differing):
 @differing.case("the same bytes in another shape", hint="Compare the shapes before the bytes.")
 def _(differing):
     actual = _weights()
-    actual["experts.blocks"] = actual["experts.blocks"].reshape(3, 2, 8)
+    actual["experts.blocks"] = actual["experts.blocks"].reshape(3, 2, 40)
     expect_equal(differing(_weights(), actual), ["experts.blocks"])
 
 
@@ -159,8 +159,10 @@ def _(source_of):
     expect_equal(source_of(torch.zeros(16), _originals()), None)
 
 
-@source_of.case("two owners: the first in the dict")
+@source_of.case("two owners, two offsets: the first of each", hint="The first in the dict, at its first offset.")
 def _(source_of):
     originals = _originals()
-    originals["copy"] = originals["blocks"].clone()
-    expect_equal(source_of(_bytes(originals["blocks"])[4:60], originals), ("blocks", 4))
+    owner = _bytes(originals.pop("blocks"))
+    twice = torch.cat([owner, owner])  # the same bytes at two offsets
+    originals |= {"twice": twice, "copy": owner.clone()}
+    expect_equal(source_of(owner[4:60], originals), ("twice", 4))

@@ -198,7 +198,7 @@ SOURCE_OF = {
     ),
     "fails on a short owner": (unfolds, "raised RuntimeError"),
     "compares addresses": (by_address, "case 'at an odd offset'"),
-    "the last owner": (last_owner, "case 'two owners: the first in the dict'"),
+    "the last owner": (last_owner, "case 'two owners, two offsets: the first of each'"),
     "the name alone": (forgets_the_offset, "is the str 'norm', expected a tuple of 2 items"),
     "raises in place of None": (raises_in_the_end, "case 'nobody's bytes'"),
     "-1 in place of None": (source_by(lambda h, n: h.find(n)), "It returned ('sinks', -1) every time"),
