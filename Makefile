@@ -40,7 +40,8 @@ fix: venv ## what lint can mend by itself
 test-browser: venv ## every lesson in a real JupyterLab and Chromium
 	@$(BIN)/python -m pytest tests/browser -q $(ARGS)
 
-test-hub: venv ## a real JupyterHub with several users at once; see deploy/jupyterhub/README.md
+test-hub: venv ## a room with the real JupyterHub: log in, run a lesson as each, close it
+	@$(BIN)/python deploy/jupyterhub/room.py install
 	@$(BIN)/python -m pytest tests/deploy -q $(ARGS)
 
 doctor: venv ## one line a check of this machine and this environment

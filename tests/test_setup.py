@@ -23,7 +23,7 @@ from gptoss_lab.course import doctor_kernels
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LOCKS = {path.stem: path for path in sorted((ROOT / "locks").glob("*.txt"))}
-TARGETS = "run test lab record lint fix test-browser doctor clean lock venv help".split()
+TARGETS = "run test lab record lint fix test-browser test-hub doctor clean lock venv help".split()
 PYTORCH_CPU = "https://download.pytorch.org/whl/cpu"
 SETUP_FILES = [
     *(ROOT / "locks").iterdir(),

@@ -145,8 +145,10 @@ class CourseProgress:
 
 
 def course_folder() -> Path:
-    """The notebooks below the current folder, or where the course itself lies."""
-    return FOLDER if FOLDER.is_dir() else ROOT / "notebooks"
+    """The notebooks below the current folder, the current folder if it holds lessons, or the course's own."""
+    if FOLDER.is_dir():
+        return FOLDER
+    return Path() if any(Path().glob("[0-9][0-9]__*.ipynb")) else ROOT / "notebooks"
 
 
 def course_progress(folder: Path | None = None) -> CourseProgress:

@@ -6,7 +6,7 @@ import nbformat
 import pytest
 
 from gptoss_lab.course.lab import ROOT
-from gptoss_lab.course.map import Entry, course_map, read_entry
+from gptoss_lab.course.map import Entry, course_folder, course_map, read_entry
 from gptoss_lab.course.notebooks import NotebookError, find_lessons
 
 
@@ -72,3 +72,12 @@ def test_every_lesson_of_the_course_states_its_title_and_time():
         assert entry.title and not entry.title.startswith("#"), entry.path.name
         assert entry.reading_minutes > 0, entry.path.name
         assert (entry.exercise_minutes > 0) == (entry.exercises > 0), entry.path.name
+
+
+def test_the_current_folder_counts_as_the_course_where_it_holds_lessons(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert course_folder() == ROOT / "notebooks"
+    (tmp_path / "10__mine.ipynb").write_text("{}")
+    assert course_folder().resolve() == tmp_path.resolve()
+    (tmp_path / "notebooks").mkdir()
+    assert course_folder().resolve() == (tmp_path / "notebooks").resolve()
