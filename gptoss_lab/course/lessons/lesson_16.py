@@ -146,6 +146,10 @@ def _(own):
         own(tensor)
     if copies.allocated > tensor.nbytes:
         raise Mismatch(f"{copies.allocated} bytes were allocated for a tensor of {tensor.nbytes}")
+    with count_copies() as copies:
+        own(_marked(OnDevice(torch.ones(1024))))
+    if copies.calls > 1:
+        raise Mismatch(f"a tensor on a device was copied {copies.calls} times, expected once, straight to the host")
 
 
 produced_when_seen = Checker("16.3", "produced_when_seen", done="It tells a draining loader from a lazy one.")

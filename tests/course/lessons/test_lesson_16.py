@@ -149,6 +149,8 @@ OWN = {
         lambda tensor: tensor.detach().to("cpu", copy=True),
         "Return the object itself: no copy, no view",
     ),
+    "by way of a device copy": (owner(lambda tensor: tensor.detach().clone().cpu()), "was copied 2 times"),
+    "twice on the host": (owner(lambda tensor: tensor.detach().cpu().clone()), "was copied 2 times"),
     "a view for a copy": (owner(torch.Tensor.detach), "`cpu()`, `contiguous()` and `detach()` do not copy here"),
     "cpu() is no copy": (owner(lambda t: t.detach().cpu()), "case 'a tensor that was lent'"),
     "contiguous() is no copy": (owner(lambda t: t.detach().contiguous()), "case 'a tensor that was lent'"),
