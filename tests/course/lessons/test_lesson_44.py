@@ -196,18 +196,6 @@ LOCAL_SUM = {
     "fails on nothing": (needs_a_token, "case 'no tokens': `local_sum` raised AssertionError"),
 }
 WRONG = {reuse: REUSE, local_ids: LOCAL_IDS, local_sum: LOCAL_SUM}
-CASES = [
-    pytest.param(checker, answer, says, id=f"{checker.exercise} {label}")
-    for checker, table in WRONG.items()
-    for label, (answer, says) in table.items()
-]
-
-
-@pytest.mark.parametrize(("checker", "answer", "says"), CASES)
-def test_a_wrong_answer_is_told_why(checker, answer, says):
-    verdict = checker.verdict(answer)
-    assert verdict.attempted and not verdict.passed, verdict
-    assert says in str(verdict)
 
 
 def like_rebuild_local(ids, expert_map):
