@@ -1,6 +1,7 @@
-"""Check and measure `rebuild` and `reuse` on a GPU, and 3.5.1's `routing()` beside them.
+"""Check and measure `rebuild`, `reuse` and `route` on a GPU, and 3.5.1's `routing()` beside them.
 
     python benchmarks/routing.py --out data/h200/routing.json
+    python benchmarks/routing.py --out data/h200/one_launch.json --ways rebuild reuse route --inside 20
     python benchmarks/routing.py --out ... --legacy FOLDER      # FOLDER holds the triton_kernels of 3.5.1
 
 First the checks: the launch lists, equal values, and properties over random inputs. Then the times. Every
@@ -25,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from gptoss_lab import provenance  # noqa: E402
 from gptoss_lab.moe import measure  # noqa: E402
+from gptoss_lab.moe.fused_routing import ONE_LAUNCH, ONE_PROGRAM, TWO_LAUNCHES, route  # noqa: E402
 from gptoss_lab.moe.generations import installed_generation  # noqa: E402
 from gptoss_lab.moe.launches import launches, timeline  # noqa: E402
 from gptoss_lab.moe.routing import rebuild, reuse, topk  # noqa: E402
@@ -59,13 +62,24 @@ def make_logits(tokens: int, experts: int, dtype: torch.dtype = torch.bfloat16) 
     return logits.cuda() if torch.cuda.is_available() else logits
 
 
-def ways(logits: torch.Tensor) -> dict[str, Callable[[], Any]]:
+def ways(logits: torch.Tensor, options: argparse.Namespace) -> dict[str, Callable[[], Any]]:
     """The calls under test, router included, for logits [tokens, experts]."""
     experts = logits.shape[1]
-    return {
+    calls = {
         "rebuild": lambda: rebuild(topk(logits, K), experts),
         "reuse": lambda: reuse(topk(logits, K), experts),
+        "route": lambda: route(logits, K),
     }
+    return {name: calls[name] for name in options.ways}
+
+
+def expected(name: str, tokens: int) -> list[str]:
+    """The launch list of a way; `route` takes more launches for more tokens."""
+    if name != "route" or tokens > TWO_LAUNCHES:
+        return EXPECTED["reuse" if name == "route" else name]
+    if tokens > ONE_LAUNCH:
+        return ["count", "place"]
+    return ["route_in_one" if tokens <= ONE_PROGRAM else "route_by_last"]
 
 
 def sizes(options: argparse.Namespace) -> list[tuple[int, int]]:
@@ -73,18 +87,18 @@ def sizes(options: argparse.Namespace) -> list[tuple[int, int]]:
 
 
 def check_launches(options: argparse.Namespace) -> Any:
-    """The same 20 and 9 launches at every size."""
+    """The launches that each way should have: 20, 9, and for `route` one up to 256 tokens."""
     wrong = []
     for tokens, experts in sizes(options):
-        for name, call in ways(make_logits(tokens, experts)).items():
+        for name, call in ways(make_logits(tokens, experts), options).items():
             seen = launches(call)
-            if seen != EXPECTED[name]:
+            if seen != expected(name, tokens):
                 wrong.append({"tokens": tokens, "experts": experts, "way": name, "launches": seen})
-            verdict = "as expected" if seen == EXPECTED[name] else f"NOT as expected: {seen}"
+            verdict = "as expected" if seen == expected(name, tokens) else f"NOT as expected: {seen}"
             say(f"{tokens:5} x {experts:3} {name:8} {len(seen):2} launches, {verdict}")
     if wrong:
         raise AssertionError(f"other launches than expected: {json.dumps(wrong)}")
-    return EXPECTED
+    return {name: expected(name, options.tokens[0]) for name in options.ways}
 
 
 def check_values(options: argparse.Namespace) -> Any:
@@ -110,8 +124,8 @@ def check_properties(options: argparse.Namespace) -> Any:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     end = time.monotonic() + options.property_seconds
-    done = 0
-    while done < options.examples and time.monotonic() < end:
+    done = options.first_example
+    while done < options.first_example + options.examples and time.monotonic() < end:
         kind, random = Draws(seed=done // options.run_length), Draws(seed=1_000_000 + done)
         k, dtype = 2 ** kind.draw(0, 3), (torch.bfloat16, torch.float16, torch.float32)[kind.draw(0, 2)]
         tokens = 32 * kind.draw(0, options.most_tokens // 32 - 1) + random.draw(0, 32)
@@ -125,10 +139,10 @@ def check_properties(options: argparse.Namespace) -> Any:
             raise AssertionError(f"example {done}: {tokens} x {experts}, k {k}, {dtype}: {error}") from error
         done += 1
         if done % options.run_length == 0:
-            say(f"{done} examples")
-            keep(options, {"examples": done})
-    say(f"{done} examples hold")
-    return {"examples": done}
+            say(f"{done - options.first_example} examples")
+            keep(options, {"examples": done - options.first_example})
+    say(f"{done - options.first_example} examples hold")
+    return {"examples": done - options.first_example}
 
 
 class Draws:
@@ -145,7 +159,7 @@ def record_timelines(options: argparse.Namespace) -> Any:
     """When the host asked for each kernel and when the device ran it."""
     found = []
     for tokens, experts in [(1, 32), (1, 128), (64, 128)]:
-        for name, call in ways(make_logits(tokens, experts)).items():
+        for name, call in ways(make_logits(tokens, experts), options).items():
             line = [dataclasses.asdict(launch) for launch in timeline(call)]
             found.append({"tokens": tokens, "experts": experts, "way": name, "launches": line})
             keep(options, found)
@@ -155,8 +169,8 @@ def record_timelines(options: argparse.Namespace) -> Any:
 
 
 def measure_ways(options: argparse.Namespace) -> Any:
-    """CUDA-graph and eager medians of both ways, in turns, at every size."""
-    return measure_sizes(options, ways)
+    """CUDA-graph and eager medians of all ways, in turns, at every size."""
+    return measure_sizes(options, lambda logits: ways(logits, options))
 
 
 def measure_legacy(options: argparse.Namespace) -> Any:
@@ -180,7 +194,7 @@ def measure_sizes(options: argparse.Namespace, calls: Callable[[torch.Tensor], d
     found = []
     for tokens, experts in sizes(options):
         logits = make_logits(tokens, experts)
-        modes = {"graph": measure.measure_graph, "eager": measure.measure_eager}
+        modes = {"graph": partial(measure.measure_graph, inside=options.inside), "eager": measure.measure_eager}
         for mode, take in modes.items():
             for name, timing in take(calls(logits), samples=options.samples).items():
                 size = {"tokens": tokens, "experts": experts, "way": name, "mode": mode}
@@ -262,6 +276,8 @@ def take_turns(options: argparse.Namespace, record: dict[str, Any]) -> None:
         dict(zip(keys, size, strict=True)) | {"median_us": statistics.median(medians), "medians_us": medians}
         for size, medians in timings.items()
     ]
+    if "timings" not in options.parts:
+        record["timings"] = legacy.pop("timings")
     record["legacy"] = legacy
 
 
@@ -277,8 +293,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="turns of each generation")
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
     parser.add_argument("--experts", type=int, nargs="+", default=EXPERTS)
+    parser.add_argument("--ways", nargs="+", choices=["rebuild", "reuse", "route"], default=["rebuild", "reuse"])
+    parser.add_argument("--inside", type=int, default=1, help="calls one behind the other in a CUDA graph")
     parser.add_argument("--samples", type=int, default=50)
     parser.add_argument("--examples", type=int, default=2000)
+    parser.add_argument("--first-example", type=int, default=0, help="so that several processes try different ones")
     parser.add_argument("--property-seconds", type=float, default=120)
     parser.add_argument("--run-length", type=int, default=100, help="random inputs of one kind in a row")
     parser.add_argument("--most-tokens", type=int, default=96, help="of the random inputs, in steps of 32")
@@ -298,7 +317,7 @@ def main() -> int:
     options = parse_arguments()
     if options.part:
         return be_part(options)
-    record: dict[str, Any] = {"provenance": None, "k": K, "dtype": "bfloat16", "failures": {}}
+    record: dict[str, Any] = {"provenance": None, "k": K, "dtype": "bfloat16", "inside": options.inside, "failures": {}}
     if options.add and Path(options.out).exists():
         record = json.loads(Path(options.out).read_text())
     for name in options.parts:

@@ -41,6 +41,22 @@ class SparseKernels:
     remap_ragged_tensor_metadata: Any
 
 
+@dataclass(frozen=True)
+class MatmulKernels:
+    """Entry points of the generation whose product is called `matmul`."""
+
+    matmul: Any
+    PrecisionConfig: Any
+    FusedActivation: Any
+    FnSpecs: Any
+    swiglu_fn: Any
+    wrap_torch_tensor: Any
+    convert_layout: Any
+    FP4: Any
+    make_default_matmul_mxfp4_w_layout: Any
+    make_default_matmul_mxfp4_w_scale_layout: Any
+
+
 def installed_generation() -> str:
     """Return which generation of `triton_kernels` is installed, in words, without importing its kernels."""
 
@@ -104,6 +120,34 @@ def sparse_kernels() -> SparseKernels:
         raise MissingKernels(f"triton_kernels in {where} has no SparseMatrix ({error}): {INSTALL_SPARSE}") from error
     require_runnable()
     return found
+
+
+@functools.cache
+def matmul_kernels() -> MatmulKernels:
+    """Return the entry points that the MXFP4 product of `gptoss_lab.moe.experts` needs.
+
+    Errors: `MissingKernels` when `triton_kernels` is absent or of another generation.
+    """
+    try:
+        from triton_kernels import matmul, tensor
+        from triton_kernels.specialize import FnSpecs
+        from triton_kernels.swiglu import swiglu_fn
+        from triton_kernels.tensor_details import layout
+
+        return MatmulKernels(
+            matmul=matmul.matmul,
+            PrecisionConfig=matmul.PrecisionConfig,
+            FusedActivation=matmul.FusedActivation,
+            FnSpecs=FnSpecs,
+            swiglu_fn=swiglu_fn,
+            wrap_torch_tensor=tensor.wrap_torch_tensor,
+            convert_layout=tensor.convert_layout,
+            FP4=tensor.FP4,
+            make_default_matmul_mxfp4_w_layout=layout.make_default_matmul_mxfp4_w_layout,
+            make_default_matmul_mxfp4_w_scale_layout=layout.make_default_matmul_mxfp4_w_scale_layout,
+        )
+    except (ImportError, AttributeError) as error:
+        raise MissingKernels(f"no triton_kernels with matmul() is installed ({error}): {INSTALL_SPARSE}") from error
 
 
 @functools.cache

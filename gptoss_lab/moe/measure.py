@@ -25,16 +25,20 @@ class Timing:
     samples: int
 
 
-def measure_graph(calls: Mapping[str, Callable[[], Any]], samples: int = 50, replays: int = 20) -> dict[str, Timing]:
+def measure_graph(
+    calls: Mapping[str, Callable[[], Any]], samples: int = 50, replays: int = 20, inside: int = 1
+) -> dict[str, Timing]:
     """Capture each call in a CUDA graph and time its replays. Needs a CUDA device.
 
-    A sample is the time on the device of `replays` replays one behind the other, divided by their number;
-    the calls take turns, sample by sample. This is the work on the device, with nearly all of the host's
-    share removed.
+    A graph holds the call `inside` times. A sample is the time on the device of `replays` replays one behind the
+    other, divided by the number of calls; the calls take turns, sample by sample. This is the work on the device, with
+    nearly all of the host's share removed. The host needs some microseconds to start a graph: a call that is shorter
+    wants more than one inside, and fewer replays.
     """
     require_cuda("a CUDA graph")
-    replayers = {name: capture(fn) for name, fn in calls.items()}
-    return take_turns({name: _graph_sampler(replay, replays) for name, replay in replayers.items()}, samples)
+    replayers = {name: capture(lambda fn=fn: [fn() for _ in range(inside)]) for name, fn in calls.items()}
+    samplers = {name: _graph_sampler(replay, replays, inside) for name, replay in replayers.items()}
+    return take_turns(samplers, samples)
 
 
 def measure_eager(calls: Mapping[str, Callable[[], Any]], samples: int = 50) -> dict[str, Timing]:
@@ -95,7 +99,7 @@ def require_cuda(what: str) -> None:
         raise RuntimeError(f"{what} needs a CUDA device: there is none here, read the record in data/ instead")
 
 
-def _graph_sampler(replay: Callable[[], None], replays: int) -> Callable[[], float]:
+def _graph_sampler(replay: Callable[[], None], replays: int, inside: int) -> Callable[[], float]:
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     def sample() -> float:
@@ -104,7 +108,7 @@ def _graph_sampler(replay: Callable[[], None], replays: int) -> Callable[[], flo
             replay()
         end.record()
         end.synchronize()
-        return begin.elapsed_time(end) * 1000 / replays
+        return begin.elapsed_time(end) * 1000 / (replays * inside)
 
     sample()
     return sample

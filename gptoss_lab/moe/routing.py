@@ -72,8 +72,11 @@ class Routing:
         return IndexPair(src_indx=self.row_sorted_indx, dst_indx=self.col_sorted_indx)
 
 
-def check_topk(logits: torch.Tensor, k: int, n_rows: int | None) -> None:
-    """Raise ValueError for what the released `topk` cannot do. Reads shapes only, never the device."""
+def check_topk(logits: torch.Tensor, k: int, n_rows: int | None, any_k: bool = False) -> None:
+    """Raise ValueError for what the released `topk` cannot do; with any_k, k need not be a power of two.
+
+    Reads shapes only, never the device.
+    """
     if logits.ndim != 2:
         raise ValueError(f"logits have shape {list(logits.shape)}: pass [tokens, experts]")
     tokens, experts = logits.shape
@@ -81,8 +84,9 @@ def check_topk(logits: torch.Tensor, k: int, n_rows: int | None) -> None:
         raise ValueError(f"logits are {logits.dtype}: pass bfloat16, float16 or float32")
     if not 1 <= experts <= MOST_EXPERTS:
         raise ValueError(f"logits have {experts} experts: from 1 to {MOST_EXPERTS} are supported")
-    if not (1 <= k <= min(experts, LARGEST_K) and k & (k - 1) == 0):
-        raise ValueError(f"k is {k} with {experts} experts: k = 1, 2, 4, 8, 16, 32 up to the experts are supported")
+    if not (1 <= k <= min(experts, LARGEST_K) and (any_k or k & (k - 1) == 0)):
+        which = "k from 1 to 32" if any_k else "k = 1, 2, 4, 8, 16, 32"
+        raise ValueError(f"k is {k} with {experts} experts: {which} up to the experts are supported")
     if n_rows is not None and not 0 <= n_rows <= tokens:
         raise ValueError(f"n_rows is {n_rows} with {tokens} tokens: pass 0 to {tokens}")
     if experts > 1 and logits.stride(1) != 1:
