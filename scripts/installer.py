@@ -19,6 +19,7 @@ UV_OPTIONS = {
     "find-links": "--find-links",
     "trusted-host": "--allow-insecure-host",
 }
+BESIDE_STAMP = "gptoss-lab.lock"
 
 
 class SetupError(Exception):
@@ -94,6 +95,25 @@ def install(installer: Installer, lock: Path, project: Path) -> None:
     installer.install("--no-deps", "-r", str(lock))
     # The build backend is in the lock: no second environment, no download.
     installer.install("--no-deps", "--no-build-isolation", "-e", str(project))
+
+
+def is_beside(lock: Path, folder: Path) -> bool:
+    """Whether the release of a lock lies in a folder: the lock's text is left there when it is in."""
+    try:
+        return (folder / BESIDE_STAMP).read_text() == lock.read_text()
+    except OSError:
+        return False
+
+
+def install_beside(installer: Installer, lock: Path, folder: Path) -> None:
+    """Install the one release that a lock pins into a folder of its own; what it needs is in .venv."""
+    (pin,) = (line for line in lock.read_text().splitlines() if line and not line.startswith("#"))
+    if folder.exists():
+        shutil.rmtree(folder)
+    installer.install("--no-deps", "--target", str(folder), pin)
+    part = folder / f"{BESIDE_STAMP}.part"
+    part.write_text(lock.read_text())
+    part.replace(folder / BESIDE_STAMP)
 
 
 def pip_settings(python: str) -> dict[str, str]:

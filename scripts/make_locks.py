@@ -1,4 +1,4 @@
-"""Resolve the four locks of the project: CPU and GPU, Python 3.11 and 3.12, Linux on x86_64.
+"""Resolve the four locks of the project: CPU and GPU, Python 3.11 and 3.12, Linux on x86_64; and those beside them.
 
 Run it through `make lock`. Pins that stand are kept; `make lock ARGS=--upgrade` takes the newest of
 everything that pyproject.toml and constraints/ allow. A lock names no index and no path, so it holds
@@ -18,6 +18,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PLATFORM = "x86_64-manylinux_2_28"
 EXTRAS = ("test", "browser", "setup")
+# One release each, for a process of its own: the lock's name, what it may be, and the first words of the lock.
+BESIDE = {
+    "streamer-0.17": (
+        "runai-model-streamer>=0.17,<0.18",
+        "The Run:ai streamer whose tensors are owned, for a process of its own.",
+    ),
+}
 NO_WHEEL_HERE = "torch's CPU build for this Python was not to be had where this was resolved: untried."
 
 
@@ -94,10 +101,34 @@ def write_lock(kind: str, python: str, options: list[str]) -> None:
     print(f"{path.relative_to(ROOT)}: {len(pins)} packages. {note}")
 
 
+def write_lock_beside(name: str, options: list[str]) -> None:
+    """Resolve the lock of one release that is installed beside the environment, without its needs."""
+    requirement, words = BESIDE[name]
+    path = ROOT / "locks" / f"{name}.lock"
+    with tempfile.TemporaryDirectory() as folder:
+        asked, output = Path(folder) / "asked.txt", Path(folder) / "lock.txt"
+        asked.write_text(requirement)
+        if path.exists():
+            output.write_text(path.read_text())
+        command = [uv(), "pip", "compile", str(asked), "--no-deps", "--output-file", str(output)]
+        command += ["--python-platform", PLATFORM, "--no-header", "--no-annotate"]
+        command += ["--no-emit-index-url", "--no-emit-find-links", "--quiet"]
+        if os.environ.get("PIP_FIND_LINKS"):
+            command += ["--find-links", os.environ["PIP_FIND_LINKS"]]
+        subprocess.run([*command, *options], cwd=ROOT, check=True)
+        (pin,) = (line for line in output.read_text().splitlines() if line and not line.startswith("#"))
+    beside = path.with_suffix(".part")
+    beside.write_text(f"# {words} Made by `make lock`; do not edit.\n{pin}\n")
+    beside.replace(path)
+    print(f"{path.relative_to(ROOT)}: {pin}")
+
+
 def main(options: list[str]) -> None:
     for kind in ("cpu", "gpu"):
         for python in ("3.11", "3.12"):
             write_lock(kind, python, options)
+    for name in BESIDE:
+        write_lock_beside(name, options)
 
 
 if __name__ == "__main__":

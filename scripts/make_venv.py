@@ -1,7 +1,8 @@
 """Make .venv, exactly as the lock of this machine says. Needs nothing but Python's standard library.
 
 The Makefile calls it before everything else. A finished environment carries a stamp; when the stamp fits,
-the call returns at once. The stamp is written last, so an interrupted install is seen and made again.
+the call returns at once. The stamp is written last, so an interrupted install is seen and made again. A second
+release of a package, which a lesson compares with the first, lies in .venv/beside, with a stamp of its own.
 
     PYTHON=python3.12            the Python to use (3.11 or 3.12; otherwise the first one on the PATH)
     GPTOSS_LAB_DEVICE=cpu|gpu    which lock; otherwise gpu where `nvidia-smi` answers
@@ -22,13 +23,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from installer import Installer, SetupError, install, run
+from installer import Installer, SetupError, install, install_beside, is_beside, run
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 STAMP = VENV / "gptoss-lab.json"
 MAKING = VENV / "gptoss-lab.making"
 REMOVING = ROOT / ".venv.removing"
+BESIDE = ("streamer-0.17",)  # releases that one lesson runs in a process of its own
 PYTHONS = ("3.11", "3.12")
 NEEDED_GIB = {"cpu": 4, "gpu": 10}
 
@@ -40,6 +42,7 @@ def main() -> int:
         with one_at_a_time():
             if not is_up_to_date():
                 make()
+            make_beside()
     except SetupError as fault:
         print(f"set-up: {fault}", file=sys.stderr)
         return 1
@@ -195,6 +198,16 @@ def make() -> None:
     part.replace(STAMP)
     MAKING.unlink()
     print("set-up: .venv is ready.", flush=True)
+
+
+def make_beside() -> None:
+    """Add what lies beside the environment: a folder that is not on the path for each lock locks/NAME.lock."""
+    for name in BESIDE:
+        lock, folder = ROOT / "locks" / f"{name}.lock", VENV / "beside" / name
+        if not is_beside(lock, folder):
+            stamp = json.loads(STAMP.read_text())
+            print(f"set-up: adding {lock.relative_to(ROOT)}, in a folder of its own", flush=True)
+            install_beside(Installer(VENV, lock_path(stamp["kind"], stamp["python"])), lock, folder)
 
 
 def check_room(kind: str) -> None:

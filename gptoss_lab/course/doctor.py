@@ -24,6 +24,7 @@ CHECKS = (
     doctor_kernels.check_interpreter,
     doctor_kernels.check_kernels,
     doctor_kernels.check_streamer,
+    doctor_kernels.check_newer_streamer,
     doctor_kernels.check_memory_limit,
     doctor_checks.check_widgets,
     doctor_checks.check_others,

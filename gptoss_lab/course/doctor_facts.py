@@ -49,6 +49,7 @@ class Facts:
     visible_devices: str | None = None
     interpret: str | None = None
     memory_limit: str | None = None  # RUNAI_STREAMER_MEMORY_LIMIT
+    newer_streamer: str | None = None  # the release in the folder beside this environment
     triton_loaded_as: str | None = None  # "interpreter", "compiler", or None: not loaded in this process
     widgets_extension: bool = False
     widgets_disabled: bool = False
@@ -71,6 +72,7 @@ def gather() -> Facts:
         visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
         interpret=os.environ.get("TRITON_INTERPRET"),
         memory_limit=os.environ.get("RUNAI_STREAMER_MEMORY_LIMIT"),
+        newer_streamer=newer_streamer_version(),
         triton_loaded_as=how_triton_was_loaded(),
         widgets_extension=any((folder / WIDGETS / "package.json").is_file() for folder in extension_folders()),
         widgets_disabled=widgets_are_disabled(),
@@ -118,6 +120,17 @@ def read_probe(child: subprocess.Popen) -> dict:
     if not isinstance(seen, dict):
         return {"error": f"importing it ended the process (exit code {child.returncode})"}
     return seen
+
+
+def newer_streamer_version() -> str | None:
+    """The release of the streamer that lesson 20 runs in a process of its own; None: not there."""
+    try:
+        from gptoss_lab.weights.newer_streamer import find_newer_streamer, version_in
+
+        folder = find_newer_streamer()
+        return None if folder is None else version_in(folder)
+    except Exception:
+        return None
 
 
 def how_triton_was_loaded() -> str | None:

@@ -1,4 +1,4 @@
-"""The doctor's checks of triton, its interpreter, triton_kernels and the streamer."""
+"""The doctor's checks of triton, its interpreter, triton_kernels and both releases of the streamer."""
 
 from __future__ import annotations
 
@@ -117,3 +117,13 @@ def check_streamer(facts: Facts) -> Finding:
         found = f"{version}: tensors are owned by default, so the fault of the course does not show"
         return Finding(WARN, check, found, mend)
     return Finding(WARN, check, f"{version}; the course is tried on 0.16.1", mend)
+
+
+def check_newer_streamer(facts: Facts) -> Finding:
+    """The second release, in a folder of its own, that lesson 20 compares with the course's."""
+    check, version = "newer streamer", facts.newer_streamer
+    if version is None:
+        return Finding(WARN, check, "0.17 is not there; lesson 20 shows what was recorded", "make venv")
+    if release(version)[:2] != (0, 17):
+        return Finding(WARN, check, f"{version}; lesson 20 is about 0.17", "make venv")
+    return Finding(OK, check, f"{version}, in a folder of its own for lesson 20")

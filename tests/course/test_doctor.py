@@ -40,6 +40,7 @@ HEALTHY = Facts(
         "triton_kernels": {"parts": ["topk", "SparseMatrix", "matmul"], "faults": []},
         "streamer": {"usable": True},
     },
+    newer_streamer="0.17.1",
     widgets_extension=True,
     memory=8 * GIB,
     disk=8 * GIB,
@@ -202,6 +203,12 @@ FAULTS = {
         "streamer", WARN, "owned by default", "runai-model-streamer==0.16.1",
     ),
     "streamer 0.15": (having(runai_model_streamer="0.15.5"), "streamer", WARN, "0.15.5", "0.16.1"),
+    "no second streamer": (
+        replace(HEALTHY, newer_streamer=None), "newer streamer", WARN, "0.17 is not there", "make venv",
+    ),
+    "another second streamer": (
+        replace(HEALTHY, newer_streamer="0.18.0"), "newer streamer", WARN, "0.18.0", "make venv",
+    ),
     "no ipywidgets": (having(ipywidgets=None), "widgets", WARN, "ipywidgets not installed", "ipywidgets"),
     "no JupyterLab": (having(jupyterlab=None), "widgets", WARN, "jupyterlab not installed", "jupyterlab"),
     "widgets not found by JupyterLab": (

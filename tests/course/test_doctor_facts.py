@@ -65,6 +65,16 @@ def test_the_doctor_finds_this_environment_able() -> None:
     assert str(Path.home()) not in report and str(doctor_facts.ROOT) not in report
 
 
+def test_the_second_streamer_is_seen_where_it_lies_and_missed_where_not(tmp_path: Path) -> None:
+    plant(tmp_path, "runai_model_streamer/__init__.py", "import os; os.abort()", "runai-model-streamer", "0.17.8")
+    there = run_doctor(GPTOSS_LAB_STREAMER_017=str(tmp_path))
+    gone = run_doctor(GPTOSS_LAB_STREAMER_017=str(tmp_path / "none"))
+    (line,) = [line for line in there.splitlines() if "newer streamer" in line]
+    assert line.startswith(OK) and "0.17.8" in line
+    (line,) = [line for line in gone.splitlines() if "newer streamer" in line]
+    assert line.startswith(WARN) and line.endswith("-> make venv")
+
+
 def test_how_triton_was_imported_is_read_from_triton_itself() -> None:
     ask = "import triton, os; os.environ['TRITON_INTERPRET'] = {late!r}; "
     ask += "from gptoss_lab.course.doctor_facts import how_triton_was_loaded as ask; print(ask())"

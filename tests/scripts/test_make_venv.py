@@ -27,17 +27,28 @@ def maker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     (tmp_path / "locks").mkdir()
     for lock in ("cpu-py311", "gpu-py311"):
         (tmp_path / "locks" / f"{lock}.txt").write_text(f"# {lock}\n{TORCH}\nwheel==1.0\n")
+    (tmp_path / "locks" / "streamer-0.17.lock").write_text("# a comment\nstreamer==0.17.1\n")
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "x"\n[tool.ruff]\nline-length = 80\n')
     spec = importlib.util.spec_from_file_location("make_venv", tmp_path / "scripts" / "make_venv.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     # Everything but the installing itself, which these tests must not do.
     monkeypatch.setattr(module, "install", lambda installer, lock, project: None)
-    monkeypatch.setattr(module, "Installer", lambda venv, lock: None)
+    monkeypatch.setattr(module, "Installer", lambda venv, lock: Bystander())
     monkeypatch.setattr(module, "find_python", lambda: (sys.executable, "3.11"))
     monkeypatch.setattr(module, "device_kind", lambda: os.environ.get("GPTOSS_LAB_DEVICE", "cpu"))
     monkeypatch.setattr(module, "has_driver_file", lambda: False)
     return module
+
+
+class Bystander:
+    """An installer that makes the folder that it was told to fill, and notes what it was asked for."""
+
+    asked: list[tuple[str, ...]] = []
+
+    def install(self, *arguments: str) -> None:
+        self.asked.append(arguments)
+        Path(arguments[arguments.index("--target") + 1]).mkdir(parents=True)
 
 
 def edit(path: Path, old: str, new: str) -> None:
@@ -207,6 +218,60 @@ def test_an_empty_folder_is_taken(maker: types.ModuleType) -> None:
     assert maker.main() == 0
 
 
+# ---- beside the environment --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """What the installer was asked for, from now on."""
+    monkeypatch.setattr(Bystander, "asked", [])
+    return Bystander.asked
+
+
+def test_a_second_release_lies_in_a_folder_of_its_own(
+    maker: types.ModuleType, tmp_path: Path, asked: list[tuple[str, ...]]
+) -> None:
+    folder = tmp_path / ".venv" / "beside" / "streamer-0.17"
+    assert maker.main() == 0
+    assert asked == [("--no-deps", "--target", str(folder), "streamer==0.17.1")]
+    assert maker.main() == 0
+    assert len(asked) == 1
+
+
+CHANGES_BESIDE = {
+    "its pin": lambda root: edit(root / "locks/streamer-0.17.lock", "0.17.1", "0.17.2"),
+    "it is gone": lambda root: shutil.rmtree(root / ".venv/beside"),
+    "it was interrupted": lambda root: (root / ".venv/beside/streamer-0.17/gptoss-lab.lock").unlink(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES_BESIDE)
+def test_it_is_put_there_again_and_the_environment_stays(
+    maker: types.ModuleType, tmp_path: Path, asked: list[tuple[str, ...]], change: str
+) -> None:
+    maker.main()
+    (tmp_path / ".venv" / "kept").touch()
+    CHANGES_BESIDE[change](tmp_path)
+    assert maker.main() == 0
+    assert len(asked) == 2 and (tmp_path / ".venv" / "kept").exists()
+    assert maker.main() == 0
+    assert len(asked) == 2
+
+
+def test_a_release_that_cannot_be_had_is_told_and_tried_again(
+    maker: types.ModuleType, monkeypatch: pytest.MonkeyPatch, asked: list[tuple[str, ...]]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise maker.SetupError("no such release")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Bystander, "install", refuse)
+        assert maker.main() == 1
+    assert maker.is_up_to_date()  # the course itself is there
+    assert maker.main() == 0
+    assert len(asked) == 1
+
+
 # ---- uv and pip --------------------------------------------------------------------------------------------
 
 
@@ -264,6 +329,26 @@ def test_pip_takes_over_where_uv_fails(installer: types.ModuleType, tools: objec
     installer.install(tools, lock_file(tmp_path, "torch==2.14.1"), tmp_path)
     calls = tools.log.read_text().splitlines()
     assert [call.split()[:3] for call in calls] == [["-m", "pip", "install"]] * 3
+
+
+@pytest.mark.parametrize("uv", ["works", "fails"])
+def test_what_lies_beside_is_installed_by_uv_or_pip(
+    installer: types.ModuleType, tools: object, tmp_path: Path, uv: str
+) -> None:
+    if uv == "fails":
+        fake(tmp_path, "uv", "exit 2")
+    tools.settings = {"find-links": "wheels"}
+    lock, folder = tmp_path / "beside.lock", tmp_path / "folder"
+    lock.write_text("# why\nstreamer==0.17.1\n")
+    for name in ("uv", "python"):  # what an installer does with --target
+        script = tmp_path / name
+        script.write_text(script.read_text() + f"mkdir -p {folder}\n")
+    installer.install_beside(tools, lock, folder)
+    (call,) = tools.log.read_text().splitlines()
+    assert call.startswith("uv pip install" if uv == "works" else "-m pip install")
+    assert call.endswith(f"--no-deps --target {folder} streamer==0.17.1")
+    assert ("--find-links wheels" in call) == (uv == "works")  # pip reads its own settings
+    assert installer.is_beside(lock, folder)
 
 
 def test_a_fault_of_the_network_is_no_missing_release(
