@@ -22,7 +22,8 @@ test: venv ## unit tests, then the notebook gate
 	@$(BIN)/gptoss-lab gate
 
 lab: venv ## open JupyterLab on the first lesson
-	@$(BIN)/jupyter lab notebooks/00__start_here.ipynb $(ARGS)
+	@JUPYTER_CONFIG_PATH="$(CURDIR)/deploy/jupyterlab$${JUPYTER_CONFIG_PATH:+:$$JUPYTER_CONFIG_PATH}" \
+		$(BIN)/jupyter lab notebooks/00__start_here.ipynb $(ARGS)
 
 record: venv ## execute the lessons and store their outputs
 	@$(BIN)/gptoss-lab record $(ARGS)

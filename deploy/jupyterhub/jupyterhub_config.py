@@ -79,7 +79,8 @@ c.Spawner.notebook_dir = str(room.home / "{username}")
 c.Spawner.default_url = "/lab/tree/notebooks/00__start_here.ipynb"
 c.Spawner.environment = {
     "GPTOSS_LAB_ROOM": str(room.folder),  # by this room.py finds what belongs to the room
-    "JUPYTER_CONFIG_PATH": str(settings.HERE / "jupyter"),
+    # What a server does, then what JupyterLab shows; the second is the same as in `make lab`.
+    "JUPYTER_CONFIG_PATH": f"{settings.HERE / 'jupyter'}{os.pathsep}{settings.ROOT / 'deploy' / 'jupyterlab'}",
     "OMP_NUM_THREADS": "1",
     "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
     "PYDEVD_DISABLE_FILE_VALIDATION": "1",  # keeps a warning of the debugger's out of the lessons

@@ -26,13 +26,9 @@ START_SECONDS = 90
 WIDGETS_EXTENSION = "@jupyter-widgets/jupyterlab-manager"
 PR_SET_PDEATHSIG = 1
 
+DEFAULTS = REPOSITORY / "deploy" / "jupyterlab"  # as in `make lab`: no prompt about news
 SETTINGS = {
-    # Only this file keeps the prompt about news away.
-    "apputils-extension/notification": {
-        "fetchNews": "false",
-        "checkForUpdates": False,
-        "doNotDisturbMode": True,
-    },
+    "apputils-extension/notification": {"doNotDisturbMode": True},
     "apputils-extension/themes": {"adaptive-theme": False},
     "docmanager-extension/plugin": {"autosave": False},
     # Every cell is in the page, so that pictures show the whole lesson.
@@ -93,10 +89,11 @@ def isolated_environment(folder: Path, without_widgets: bool) -> dict[str, str]:
     disabled = {WIDGETS_EXTENSION: True} if without_widgets else {}
     (config / "labconfig" / "page_config.json").write_text(json.dumps({"disabledExtensions": disabled}))
     environment = dict(os.environ)
-    for name in ("PYTEST_CURRENT_TEST", "MPLBACKEND", "JUPYTER_PATH", "JUPYTER_CONFIG_PATH"):
+    for name in ("PYTEST_CURRENT_TEST", "MPLBACKEND", "JUPYTER_PATH"):
         environment.pop(name, None)
     environment.update(
         JUPYTER_CONFIG_DIR=str(config),
+        JUPYTER_CONFIG_PATH=str(DEFAULTS),
         JUPYTER_DATA_DIR=str(folder / "data"),
         JUPYTER_RUNTIME_DIR=str(folder / "runtime"),
         JUPYTERLAB_SETTINGS_DIR=str(folder / "settings"),
