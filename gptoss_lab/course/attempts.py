@@ -17,13 +17,19 @@ from typing import TYPE_CHECKING, Any
 
 from gptoss_lab.course.compare import Mismatch, Rules, difference, snapshot
 from gptoss_lab.course.costs import paused
-from gptoss_lab.course.describe import describe, show, without_addresses
+from gptoss_lab.course.describe import describe, show, show_call, without_addresses
 from gptoss_lab.course.limits import TimeUp, time_limit
 
 if TYPE_CHECKING:
-    from gptoss_lab.course.check import Case
+    from gptoss_lab.course.check import Case, Checker
 
 UNCHANGED = Rules(bitwise=True, unknown_by_identity=True, wanted="before the call")
+RETURNS = "does every way through the function `return`?"
+ENDS = "is there a loop that never ends?"
+
+
+class ChangedInput(Mismatch):
+    """The function wrote to an argument that it was only to read."""
 
 
 @dataclass
@@ -45,16 +51,19 @@ class Guard:
     def __init__(self, function: Callable, may_change: tuple[int | str, ...]) -> None:
         self.function, self.may_change = function, may_change
         self.raised: BaseException | None = None
+        self.entered = False  # or the call itself failed: the wrong number of arguments
         self.answers: list[Any] = []
+        self.given: tuple[dict[str, Any], int] = ({}, 0)  # the inputs of the last call, and how many by position
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         inputs = self.named_inputs(args, kwargs)
         with paused():
             before = {name: snapshot(value) for name, value in inputs.items()}
+        self.given = before, len(args)
         try:
             result = self.function(*args, **kwargs)
         except (Exception, SystemExit) as error:
-            self.raised = error
+            self.raised, self.entered = error, error.__traceback__.tb_next is not None
             raise
         with paused():
             self.answers.append(snapshot(result))
@@ -68,7 +77,7 @@ class Guard:
         try:
             yield from items
         except (Exception, SystemExit) as error:
-            self.raised = error
+            self.raised, self.entered = error, True
             raise
         self.compare_inputs(inputs, before)
 
@@ -90,13 +99,13 @@ class Guard:
             for name, value in inputs.items():
                 changed = difference(value, before[name], f"`{name}`", UNCHANGED)
                 if changed:
-                    raise Mismatch(f"the function changed its input: {changed}")
+                    raise ChangedInput(f"the function changed its input: {changed}")
 
 
-def run_attempt(case: Case, function: Callable, name: str, may_change: tuple, seconds: float) -> Attempt:
+def run_attempt(case: Case, function: Callable, checker: Checker) -> Attempt:
     """Run `case` with `function`; every way in which that can end becomes an `Attempt`."""
-    attempt = Attempt(case.label, hint=case.hint)
-    guard = Guard(function, may_change)
+    attempt, name = Attempt(case.label), checker.name
+    guard = Guard(function, checker.may_change)
     # A plain function, so that a case may ask for its name or signature.
     guarded = functools.update_wrapper(lambda *args, **kwargs: guard.call(*args, **kwargs), function, updated=())
     output, found = io.StringIO(), None
@@ -107,22 +116,48 @@ def run_attempt(case: Case, function: Callable, name: str, may_change: tuple, se
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")  # a warning's text carries paths
-            found = time_limit(seconds, lambda: case.run(guarded))
+            found = time_limit(checker.seconds, lambda: case.run(guarded))
     except TimeUp:
         attempt.out_of_time = True
-        attempt.problem = f"`{name}` did not return within {seconds:g} s: is there a loop that never ends?"
+        attempt.problem, attempt.hint = f"`{name}` did not return within {checker.seconds:g} s", ENDS
     except Mismatch as mismatch:
         found = mismatch
     except (Exception, SystemExit) as error:
         attempt.problem = explain(error, guard, name)
+        attempt.hint = case.hint if is_about(case, error, guard) else ""
         attempt.stub = stub_name(error) if error is guard.raised else ""
     if isinstance(found, Mismatch):
-        attempt.problem, attempt.hint = found.message, found.hint or case.hint
+        attempt.problem, attempt.hint = found.message, found.hint or hint_for(found, case, guard, checker.may_be_none)
     elif found is not None:
         raise TypeError(f"case {case.label!r} returned {found!r}: a case returns nothing or a Mismatch")
+    if attempt.problem:
+        attempt.problem += the_call(guard, name, attempt.problem)
     attempt.answers = guard.answers
     attempt.printed = [without_addresses(line) for line in output.getvalue().splitlines()]
     return attempt
+
+
+def hint_for(found: Mismatch, case: Case, guard: Guard, may_be_none: bool) -> str:
+    """The case's hint, where the answer is of the right kind and differs; else what helps, or nothing."""
+    if isinstance(found, ChangedInput):
+        return ""
+    seen, wanted = found.kinds or ("", "")
+    if seen == "None" and guard.answers and guard.answers[-1] is None:
+        return case.hint if may_be_none else RETURNS
+    return case.hint if not seen or wanted == "None" else ""
+
+
+def is_about(case: Case, error: BaseException, guard: Guard) -> bool:
+    """Whether the case's hint answers this error: one that the case names, or its own judgement of the answer."""
+    if error is guard.raised:
+        return guard.entered and isinstance(error, case.hint_for)
+    return isinstance(error, AssertionError) and bool(str(error))
+
+
+def the_call(guard: Guard, name: str, problem: str) -> str:
+    """The last call with its inputs, as they were before it, where they are small and not named already."""
+    call = "" if guard.may_change else show_call(name, *guard.given)
+    return f"; the call was `{call}`" if call and not problem.startswith(f"{name}(") else ""
 
 
 def explain(error: BaseException, guard: Guard, name: str) -> str:
@@ -167,10 +202,15 @@ def frames_of(error: BaseException) -> Iterator[TracebackType]:
         frame = frame.tb_next
 
 
-def constant_answer(attempts: list[Attempt]) -> str:
+def never_answers(attempts: list[Attempt]) -> bool:
+    """Whether the function returned None in every case, as one without a `return` does."""
+    return all(attempt.answers and all(answer is None for answer in attempt.answers) for attempt in attempts)
+
+
+def constant_answer(attempts: list[Attempt], may_be_none: bool) -> str:
     """The answer, if the function gave the same one in two cases or more; otherwise nothing."""
     answers = [answer for attempt in attempts for answer in attempt.answers]
-    if len([attempt for attempt in attempts if attempt.answers]) < 2 or answers[0] is None:
+    if len([attempt for attempt in attempts if attempt.answers]) < 2 or (answers[0] is None and not may_be_none):
         return ""
     if any(difference(answer, answers[0], "", Rules()) for answer in answers):
         return ""

@@ -34,15 +34,17 @@ from types import ModuleType
 from typing import Any
 
 from gptoss_lab.course import journal
-from gptoss_lab.course.attempts import Attempt, run_attempt
+from gptoss_lab.course.attempts import RETURNS, Attempt, never_answers, run_attempt
 from gptoss_lab.course.compare import Mismatch, expect_equal
 from gptoss_lab.course.costs import LiveTensors, ProducedWhenSeen, count_copies
 from gptoss_lab.course.describe import show
+from gptoss_lab.course.stale import newer_version
 from gptoss_lab.course.wording import count_of, labels, pattern, printed_lines
 
 __all__ = [
     "Case",
     "Checker",
+    "Errors",
     "LiveTensors",
     "Mismatch",
     "ProducedWhenSeen",
@@ -56,15 +58,20 @@ __all__ = [
 ]
 
 INDENT = "      "
+Errors = type[Exception] | tuple[type[Exception], ...]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One trial of the learner's function. `run` returns nothing, or raises or returns a Mismatch."""
+    """One trial of the learner's function. `run` returns nothing, or raises or returns a Mismatch.
+
+    The hint is for an answer of the right kind that differs. `hint_for` are the errors that it helps with, too.
+    """
 
     label: str
     run: Callable[[Callable], Mismatch | None]
     hint: str = ""
+    hint_for: Errors = ()
 
 
 @dataclass(frozen=True)
@@ -84,7 +91,8 @@ class Checker:
 
     Cases run in order, each for at most `seconds`. Costs run only when every case holds. Inputs are compared
     before and after each call, and must be unchanged; `may_change` lists the arguments, by position or name,
-    that need not be. `done` is the line after a pass. Calling the checker prints its report and returns None;
+    that need not be. `may_be_none` says that None can be an answer, so that it is not taken for a forgotten
+    `return`. `done` is the line after a pass. Calling the checker prints its report and returns None;
     `last` keeps the verdict, and a learner's pass is remembered (see `journal`). A call with the package's own
     function, which a lesson imports below the exercise, is told so and checks nothing; `verdict` takes it.
     """
@@ -98,25 +106,28 @@ class Checker:
         costs: tuple[Case, ...] = (),
         done: str = "",
         may_change: tuple[int | str, ...] = (),
+        may_be_none: bool = False,
         seconds: float = 10.0,
     ) -> None:
         self.exercise, self.name, self.done = exercise, name, done
         self.cases, self.costs = list(cases), list(costs)
-        self.may_change, self.seconds = may_change, seconds
+        self.may_change, self.may_be_none, self.seconds = may_change, may_be_none, seconds
         self.last: Verdict | None = None
 
     def __repr__(self) -> str:
         return f"Checker({self.exercise!r}, {self.name!r})"
 
-    def case(self, label: str, hint: str = "") -> Callable[[Callable], Case]:
+    def case(self, label: str, hint: str = "", hint_for: Errors = ()) -> Callable[[Callable], Case]:
         """Declare a case: decorates a function that takes the learner's function."""
-        return lambda run: _add(self.cases, Case(label, run, hint))
+        return lambda run: _add(self.cases, Case(label, run, hint, hint_for))
 
     def cost(self, label: str, hint: str = "") -> Callable[[Callable], Case]:
         """Declare a cost check: like a case, but run only when every case holds."""
         return lambda run: _add(self.costs, Case(label, run, hint))
 
     def __call__(self, function: Callable) -> None:
+        if newer := newer_version(function, self.name):
+            print(f"{self.exercise}  {newer}: mend it and run it again. What follows is of the version before it.")
         self.last = self._packages_own(function) if is_packages_own(function) else self.verdict(function)
         print(self.last)
         if self.last.passed:
@@ -144,7 +155,7 @@ class Checker:
         """Run the cases in order; a stub, or a case that ran out of time, ends the check."""
         attempts: list[Attempt] = []
         for case in cases:
-            attempts.append(run_attempt(case, function, self.name, self.may_change, self.seconds))
+            attempts.append(run_attempt(case, function, self))
             if attempts[-1].out_of_time or attempts[0].stub:
                 break
         return attempts
@@ -170,10 +181,11 @@ class Checker:
     def _failed(self, kind: str, attempts: list[Attempt], failed: list[Attempt]) -> Verdict:
         first = failed[0]
         lines = [f"✗ {kind} '{first.label}': {first.problem}"]
-        lines += [f"hint: {first.hint}"] if first.hint else []
+        hint = RETURNS if first.hint and self.may_be_none and never_answers(attempts) else first.hint
+        lines += [f"hint: {hint}"] if hint else []
         lines += [f"also failing: {labels(failed[1:])}"] if failed[1:] else []
         if kind == "case" and not first.out_of_time and len(attempts) > 1:
-            lines.append(pattern(attempts, failed))
+            lines.append(pattern(attempts, failed, self.may_be_none))
         return self._report(False, lines + printed_lines(failed))
 
     def _report(self, passed: bool, lines: list[str]) -> Verdict:

@@ -13,16 +13,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from gptoss_lab.course.describe import PLAIN, SAME_IF_EQUAL, describe, kind_of, show
+from gptoss_lab.course.describe import PLAIN, SAME_IF_EQUAL, attributes, describe, describe_whole, kind_of, show
 
 
 class Mismatch(AssertionError):
-    """What was seen and what was expected, in one sentence, with an optional hint."""
+    """What was seen and what was expected, in one sentence, with an optional hint.
 
-    def __init__(self, message: str, hint: str = "") -> None:
+    `kinds` are the kind, or the dtype, that was seen and the one that was expected, where they differ; else None.
+    """
+
+    def __init__(self, message: str, hint: str = "", kinds: tuple[str, str] | None = None) -> None:
         super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message, self.hint, self.kinds = message, hint, kinds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,18 +58,20 @@ def expect_equal(
     """
     found = difference(actual, expected, what, Rules(nan_equal, bitwise, rtol, atol))
     if found:
-        raise Mismatch(found)
+        raise found
 
 
-def difference(actual: Any, expected: Any, path: str, rules: Rules) -> str | None:
-    """The first difference as a sentence that starts with its path; None where there is none."""
+def difference(actual: Any, expected: Any, path: str, rules: Rules) -> Mismatch | None:
+    """The first difference, in a sentence that starts with its path; None where there is none."""
     return next(differences(actual, expected, path, rules), None)
 
 
-def differences(actual: Any, expected: Any, path: str, rules: Rules) -> Iterator[str]:
+def differences(actual: Any, expected: Any, path: str, rules: Rules) -> Iterator[Mismatch]:
     kind, wanted = kind_of(actual), kind_of(expected)
     if kind != wanted:
-        yield different_kinds(actual, expected, path, rules)
+        # None says nothing of what is missing, so the whole of the other is shown beside it.
+        say = describe_whole if "None" in (kind, wanted) else describe
+        yield Mismatch(f"{path} is {say(actual)}, {rules.wanted} {say(expected)}", kinds=(kind, wanted))
     elif kind in ("list", "tuple"):
         yield from in_sequences(actual, expected, path, rules)
     elif kind == "dict":
@@ -78,29 +82,24 @@ def differences(actual: Any, expected: Any, path: str, rules: Rules) -> Iterator
         yield from in_tensors(actual, expected, path, rules)
     elif kind == "array":
         yield from in_arrays(actual, expected, path, rules)
-    elif dataclasses.is_dataclass(expected) and not isinstance(expected, type):
-        for field in dataclasses.fields(expected):
-            ours, theirs = getattr(actual, field.name), getattr(expected, field.name)
-            yield from differences(ours, theirs, f"{path}.{field.name}", rules)
     elif isinstance(expected, (float, complex, np.inexact)):
         ours, theirs = np.asarray(actual), np.asarray(expected)
         if not equal_values(ours, theirs, rules).all():
-            yield f"{path} is {show(actual)}, {rules.wanted} {show(expected)}"
+            yield Mismatch(f"{path} is {show(actual)}, {rules.wanted} {show(expected)}")
     elif isinstance(expected, PLAIN + SAME_IF_EQUAL + (np.generic,)):
         if actual != expected:
-            yield f"{path} is {show(actual)}, {rules.wanted} {show(expected)}"
-    elif not (rules.unknown_by_identity and actual is expected):
-        yield f"{path} cannot be compared: no rule for values of type {kind}"
+            yield Mismatch(f"{path} is {show(actual)}, {rules.wanted} {show(expected)}")
+    elif (theirs := attributes(expected)) is not None:
+        yield from in_attributes(attributes(actual) or {}, theirs, path, rules)
+    elif not rules.unknown_by_identity:
+        yield Mismatch(f"{path} cannot be compared: no rule for values of type {kind}")
+    elif actual is not expected:
+        yield Mismatch(f"{path} is another {kind} than {rules.wanted}")
 
 
-def different_kinds(actual: Any, expected: Any, path: str, rules: Rules) -> str:
-    hint = ": does every way through the function `return`?" if actual is None else ""
-    return f"{path} is {describe(actual)}, {rules.wanted} {describe(expected)}{hint}"
-
-
-def in_sequences(actual: Any, expected: Any, path: str, rules: Rules) -> Iterator[str]:
+def in_sequences(actual: Any, expected: Any, path: str, rules: Rules) -> Iterator[Mismatch]:
     if len(actual) != len(expected):
-        yield (
+        yield Mismatch(
             f"{path} has {len(actual)} items, {rules.wanted} {len(expected)}: "
             f"{show(actual)}, {rules.wanted} {show(expected)}"
         )
@@ -108,59 +107,71 @@ def in_sequences(actual: Any, expected: Any, path: str, rules: Rules) -> Iterato
         yield from differences(ours, theirs, f"{path}[{i}]", rules)
 
 
-def in_dicts(actual: dict, expected: dict, path: str, rules: Rules) -> Iterator[str]:
+def in_dicts(actual: dict, expected: dict, path: str, rules: Rules) -> Iterator[Mismatch]:
     missing = [key for key in expected if key not in actual]
     extra = [key for key in actual if key not in expected]
     if missing:
-        yield f"{path} lacks {show(missing)}"
+        yield Mismatch(f"{path} lacks {show(missing)}")
     if extra:
-        yield f"{path} has {show(extra)}, which should not be there"
+        yield Mismatch(f"{path} has {show(extra)}, which should not be there")
     for key in expected:
         if key in actual:
             yield from differences(actual[key], expected[key], f"{path}[{show(key)}]", rules)
 
 
-def in_sets(actual: set, expected: set, path: str) -> Iterator[str]:
+def in_attributes(actual: dict[str, Any], expected: dict[str, Any], path: str, rules: Rules) -> Iterator[Mismatch]:
+    for name in expected | actual:  # in their order
+        if name not in actual:
+            yield Mismatch(f"{path} lacks .{name}")
+        elif name not in expected:
+            yield Mismatch(f"{path} has .{name}, which should not be there")
+        else:
+            yield from differences(actual[name], expected[name], f"{path}.{name}", rules)
+
+
+def in_sets(actual: set, expected: set, path: str) -> Iterator[Mismatch]:
     if missing := expected - actual:
-        yield f"{path} lacks {show(sorted(missing, key=repr))}"
+        yield Mismatch(f"{path} lacks {show(sorted(missing, key=repr))}")
     if extra := actual - expected:
-        yield f"{path} has {show(sorted(extra, key=repr))}, which should not be there"
+        yield Mismatch(f"{path} has {show(sorted(extra, key=repr))}, which should not be there")
 
 
-def in_tensors(actual: torch.Tensor, expected: torch.Tensor, path: str, rules: Rules) -> Iterator[str]:
+def in_tensors(actual: torch.Tensor, expected: torch.Tensor, path: str, rules: Rules) -> Iterator[Mismatch]:
     for name in ("dtype", "layout", "device"):
         ours, theirs = getattr(actual, name), getattr(expected, name)
         if ours != theirs:
-            yield f"{path} has {name} {ours}, {rules.wanted} {theirs}"
+            kinds = (str(ours), str(theirs)) if name == "dtype" else None
+            yield Mismatch(f"{path} has {name} {ours}, {rules.wanted} {theirs}", kinds=kinds)
             return
     if expected.layout != torch.strided or expected.is_quantized or expected.device.type == "meta":
         if not rules.unknown_by_identity:
-            yield f"{path} cannot be compared: it is not a plain dense tensor"
+            yield Mismatch(f"{path} cannot be compared: it is not a plain dense tensor")
         return
     yield from in_elements(as_array(actual, rules), as_array(expected, rules), actual, expected, path, rules)
 
 
-def in_arrays(actual: np.ndarray, expected: np.ndarray, path: str, rules: Rules) -> Iterator[str]:
+def in_arrays(actual: np.ndarray, expected: np.ndarray, path: str, rules: Rules) -> Iterator[Mismatch]:
     if actual.dtype != expected.dtype:
-        yield f"{path} has dtype {actual.dtype}, {rules.wanted} {expected.dtype}"
+        kinds = (str(actual.dtype), str(expected.dtype))
+        yield Mismatch(f"{path} has dtype {actual.dtype}, {rules.wanted} {expected.dtype}", kinds=kinds)
     elif expected.dtype.hasobject:
         if not rules.unknown_by_identity:
-            yield f"{path} cannot be compared: an array of Python objects"
+            yield Mismatch(f"{path} cannot be compared: an array of Python objects")
     else:
         yield from in_elements(actual, expected, actual, expected, path, rules)
 
 
-def in_elements(ours: np.ndarray, theirs: np.ndarray, actual, expected, path: str, rules: Rules) -> Iterator[str]:
+def in_elements(ours: np.ndarray, theirs: np.ndarray, actual, expected, path: str, rules: Rules) -> Iterator[Mismatch]:
     """Compare values; `actual` and `expected` are the originals, from which the message quotes."""
     if ours.shape != theirs.shape:
-        yield f"{path} has shape {list(ours.shape)}, {rules.wanted} {list(theirs.shape)}"
+        yield Mismatch(f"{path} has shape {list(ours.shape)}, {rules.wanted} {list(theirs.shape)}")
         return
     wrong = np.argwhere(~equal_values(ours, theirs, rules))
     if len(wrong):
         first = tuple(int(i) for i in wrong[0])
         place = f" first at {list(first)}:" if first else ""
         seen, wanted = show(actual[first].item()), show(expected[first].item())
-        yield f"{path}: {len(wrong)} of {theirs.size} values differ,{place} {seen}, {rules.wanted} {wanted}"
+        yield Mismatch(f"{path}: {len(wrong)} of {theirs.size} values differ,{place} {seen}, {rules.wanted} {wanted}")
 
 
 def as_array(tensor: torch.Tensor, rules: Rules) -> np.ndarray:
@@ -191,7 +202,7 @@ def equal_values(ours: np.ndarray, theirs: np.ndarray, rules: Rules) -> np.ndarr
 
 
 def snapshot(value: Any) -> Any:
-    """A deep copy of the data in `value`; what is not data (functions, modules, iterators) stays as it is."""
+    """A deep copy of the data in `value`; what is not data (functions, modules, objects with methods) stays."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, np.ndarray):
@@ -200,9 +211,9 @@ def snapshot(value: Any) -> Any:
         return type(value)(snapshot(item) for item in value)
     if isinstance(value, dict):
         return {key: snapshot(item) for key, item in value.items()}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if (held := attributes(value)) is not None:
         twin = copy.copy(value)
-        for field in dataclasses.fields(value):
-            object.__setattr__(twin, field.name, snapshot(getattr(value, field.name)))
+        for name, item in held.items():
+            object.__setattr__(twin, name, snapshot(item))
         return twin
     return value

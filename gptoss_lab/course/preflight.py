@@ -34,8 +34,10 @@ def smoke_load() -> str:
     from gptoss_lab.model import Config, GptOss, generate, load_tokenizer
     from gptoss_lab.weights import loading
     from gptoss_lab.weights.checkpoint import read_checkpoint
+    from gptoss_lab.weights.limits import resolve_concurrency, resolve_limit
     from gptoss_lab.weights.streaming import stream
 
+    resolve_limit(None), resolve_concurrency(None)  # what the environment sets, and a lesson would stumble over
     torch.set_num_threads(1)
     model = GptOss(Config.from_file(CAPITALS))
     report = loading.host_copies(model, stream(read_checkpoint(CAPITALS).files, memory_limit=LIMIT))

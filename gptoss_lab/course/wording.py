@@ -17,9 +17,9 @@ def labels(attempts: list[Attempt]) -> str:
     return "; ".join(attempt.label for attempt in attempts)
 
 
-def pattern(attempts: list[Attempt], failed: list[Attempt]) -> str:
+def pattern(attempts: list[Attempt], failed: list[Attempt], may_be_none: bool = False) -> str:
     """What the failures have in common: always the same answer, or right for one case only."""
-    answer = constant_answer(attempts)
+    answer = constant_answer(attempts, may_be_none)
     if answer:
         return f"It returned {answer} every time: the answer has to depend on the input."
     right = [attempt for attempt in attempts if attempt not in failed]

@@ -1,4 +1,4 @@
-"""The streamer's memory limit: read, completed and held against what has to pass through the buffer."""
+"""The streamer's memory limit and its reading threads: read, completed and checked before a stream opens."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import re
 
 LIMIT_VARIABLE = "RUNAI_STREAMER_MEMORY_LIMIT"
+CONCURRENCY_VARIABLE = "RUNAI_STREAMER_CONCURRENCY"
 DEFAULT_MEMORY_LIMIT = 40_000_000_000  # the streamer's own, when the variable is not set
 UNLIMITED = -1  # one buffer for everything
 SMALLEST = 0  # a buffer as large as the largest tensor
@@ -16,6 +17,7 @@ UNITS = {"": 1, "b": 1} | {
     for unit, base in (("b", 1000), ("ib", 1024))
     for power, prefix in enumerate("kmgt", start=1)
 }
+THREADS = re.compile(r"\s*\+?0*[1-9]\d*")  # what the streamer reads in the environment
 SIZE = re.compile(r"(\d[\d_]*(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
 
 
@@ -76,6 +78,26 @@ def resolve_limit(memory_limit: int | str | None) -> int:
             f"the environment variable {LIMIT_VARIABLE} is {from_environment!r}, which the streamer cannot "
             "read: unset it, or set it to a number of bytes (-1: no limit, 0: the smallest buffer)"
         ) from None
+
+
+def resolve_concurrency(concurrency: int | None) -> int | None:
+    """The number of reading threads to set for a stream; None leaves it to the environment, else to the streamer.
+
+    Raises:
+        StreamingError: a number below 1, or a value of the environment that the streamer would refuse as
+            "Invalid request parameters".
+    """
+    if concurrency is not None:
+        if isinstance(concurrency, bool) or operator.index(concurrency) < 1:
+            raise StreamingError(f"concurrency={concurrency!r} is not a number of threads: give 1 or more, or None")
+        return operator.index(concurrency)
+    from_environment = os.environ.get(CONCURRENCY_VARIABLE)
+    if from_environment is not None and not THREADS.fullmatch(from_environment):
+        raise StreamingError(
+            f"the environment variable {CONCURRENCY_VARIABLE} is {from_environment!r}, which is not a number of "
+            "threads: unset it, or set it to 1 or more"
+        )
+    return None
 
 
 def require_room(what: str, need: int, limit: int) -> None:

@@ -9,7 +9,6 @@ not show there.
 
 from __future__ import annotations
 
-import operator
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,15 +18,21 @@ import torch
 from runai_model_streamer import SafetensorsStreamer
 
 from gptoss_lab.weights.headers import Files, Shard, read_shards
-from gptoss_lab.weights.limits import LIMIT_VARIABLE, StreamingError, parse_size, resolve_limit
+from gptoss_lab.weights.limits import (
+    CONCURRENCY_VARIABLE,
+    LIMIT_VARIABLE,
+    StreamingError,
+    parse_size,
+    resolve_concurrency,
+    resolve_limit,
+)
 from gptoss_lab.weights.plan import Plan, Slot, plan, plan_shards
 from gptoss_lab.weights.writing import CODES
 
-__all__ = ["STREAMED", "Plan", "Slot", "StreamingError", "is_streamed", "parse_size", "plan", "stream"]
+__all__ = ["STREAMED", "Plan", "Slot", "StreamingError", "is_streamed", "parse_size", "plan", "stream", "stream_uris"]
 
 STREAMED = "runai_streamed"
 TORCH_DTYPES = {code: dtype for dtype, code in CODES.items()}
-CONCURRENCY_VARIABLE = "RUNAI_STREAMER_CONCURRENCY"
 GROUP_SIZE_VARIABLE = "RUNAI_STREAMER_PROCESS_GROUP_SIZE"  # set by the streamer itself, and left behind
 _ENVIRONMENT = threading.Lock()  # the environment belongs to all threads, so one stream opens at a time
 
@@ -67,7 +72,7 @@ def stream(
     """
     shards, limit = read_shards(files), resolve_limit(memory_limit)
     plan_shards(shards, limit)  # refuses what the streamer would refuse late, or get wrong
-    return _tensors(shards, limit, _checked_concurrency(concurrency), str(device))
+    return _tensors(shards, limit, resolve_concurrency(concurrency), str(device))
 
 
 def _tensors(
@@ -80,8 +85,37 @@ def _tensors(
     for shard in shards:
         if not shard.nbytes:
             yield from map(_mark, _empty_tensors(shard, device))
-    if not filled:
-        return
+    if filled:
+        yield from _borrow(paths, limit, concurrency, device)
+
+
+def stream_uris(
+    uris: Sequence[str],
+    *,
+    memory_limit: int | str | None = None,
+    concurrency: int | None = None,
+    device: str | torch.device = "cpu",
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Stream safetensors objects of an object store, each tensor marked as streamed.
+
+    `uris` are addresses such as "s3://bucket/key", in the order to be read. The other arguments are as in `stream`.
+    The place of the store and the credentials are the environment's, from the first `next()` to the last. The
+    objects are not checked beforehand, so what `stream` refuses is here found late, or not at all: compare the
+    names with the index, and a `plan` of the same files with the limit.
+
+    Raises:
+        StreamingError: a limit or concurrency that makes no sense, something else than an address, or an error of
+            the streamer while it reads.
+    """
+    for uri in uris:
+        if "://" not in str(uri):
+            raise StreamingError(f"{str(uri)!r} is no address such as s3://bucket/key: use `stream` for files")
+    return _borrow(list(uris), resolve_limit(memory_limit), resolve_concurrency(concurrency), str(device))
+
+
+def _borrow(
+    paths: Sequence[str], limit: int, concurrency: int | None, device: str
+) -> Iterator[tuple[str, torch.Tensor]]:
     settings = {LIMIT_VARIABLE: str(limit), CONCURRENCY_VARIABLE: concurrency and str(concurrency)}
     try:
         with ExitStack() as stack:
@@ -102,12 +136,6 @@ def _empty_tensors(shard: Shard, device: str) -> Iterator[tuple[str, torch.Tenso
 def _mark(item: tuple[str, torch.Tensor]) -> tuple[str, torch.Tensor]:
     setattr(item[1], STREAMED, True)
     return item
-
-
-def _checked_concurrency(concurrency: int | None) -> int | None:
-    if concurrency is not None and (isinstance(concurrency, bool) or operator.index(concurrency) < 1):
-        raise StreamingError(f"concurrency={concurrency!r} is not a number of threads: give 1 or more, or None")
-    return concurrency
 
 
 @contextmanager

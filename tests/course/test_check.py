@@ -158,6 +158,134 @@ def test_hints_follow_the_first_failing_case(double):
     assert lines[-1] == "      2 of 3 cases hold."
 
 
+HINTS = ("Take the shape from the input.", "Say no.", "Look everywhere.")
+
+
+@pytest.fixture
+def find() -> Checker:
+    """Every case has a hint. None is an answer, and one case is about an error."""
+    checker = Checker("1.1", "find", may_be_none=True, seconds=SECONDS)
+
+    @checker.case("there", hint=HINTS[2], hint_for=LookupError)
+    def _(find):
+        expect_equal(find([4, 5, 6], 6), ("at", 2))
+
+    @checker.case("not there", hint=HINTS[1], hint_for=(ValueError, IndexError))
+    def _(find):
+        expect_equal(find([4, 5, 6], 7), None)
+
+    return checker
+
+
+def finds(items, item):
+    return ("at", items.index(item)) if item in items else None
+
+
+def looks_up(items, item):
+    return {4: ("at", 0)}[item]
+
+
+def asks_index(items, item):
+    return "at", items.index(item)
+
+
+HELPED = {
+    "another value": (lambda items, item: ("at", 1) if item in items else None, HINTS[2]),
+    "None for a value": (lambda items, item: None if item == 6 else ("at", 0), HINTS[2]),
+    "a value for None": (lambda items, item: ("at", items.index(item) if item in items else -1), HINTS[1]),
+    "an error that the case names": (looks_up, HINTS[2]),
+    "an error that the other case names": (asks_index, HINTS[1]),
+}
+NOT_HELPED = {
+    "another type": lambda items, item: "at",
+    "another type inside": lambda items, item: ("at", None),
+    "another error": lambda items, item: items + item,
+    "too many arguments": lambda items: None,
+    "too many arguments of a builtin": iter,
+    "leaves the kernel": lambda items, item: sys.exit(1),
+    "changes its input": lambda items, item: (items.append(item), finds(items, item))[1],
+    "never returns": for_ever,
+    "cannot be used": lambda items, item: object(),
+}
+
+
+@pytest.mark.parametrize("label", HELPED)
+def test_a_hint_stands_where_it_can_help(find, label):
+    function, hint = HELPED[label]
+    assert f"      hint: {hint}" in find.verdict(function).lines
+
+
+@pytest.mark.parametrize("label", NOT_HELPED)
+def test_a_hint_of_the_case_does_not_stand_under_another_error(find, label):
+    verdict = find.verdict(NOT_HELPED[label])
+    assert not verdict.passed and "✗ case 'there'" in str(verdict)
+    assert [hint for hint in HINTS if hint in str(verdict)] == []
+
+
+def test_the_wrong_number_of_arguments_is_not_the_error_that_a_case_names():
+    checker = Checker("1.1", "add")
+    checker.case("adds", hint="Convert.", hint_for=TypeError)(lambda add: expect_equal(add("1", 2), 3))
+    assert "hint: Convert." in str(checker.verdict(lambda a, b: a + b))
+    verdict = str(checker.verdict(lambda a: a))
+    assert "raised TypeError" in verdict and "hint: Convert." not in verdict
+
+
+def test_where_none_is_an_answer_the_other_is_shown_and_no_return_is_missed(find):
+    verdict = str(find.verdict(HELPED["None for a value"][0]))
+    assert "the result is None, expected ('at', 2)" in verdict and "`return`" not in verdict
+
+
+def test_where_none_is_an_answer_and_the_only_one_a_return_may_be_missing(find):
+    lines = find.verdict(lambda items, item: None).lines
+    assert "      hint: does every way through the function `return`?" in lines
+    assert not [line for line in lines if HINTS[2] in line]
+
+
+def test_a_case_of_its_own_judgement_keeps_its_hint():
+    def case(one):
+        assert one() == 1, "it is not one"
+
+    verdict = Checker("1.1", "one", cases=(Case("one", case, "Count."),)).verdict(lambda: 2)
+    assert verdict.lines[:2] == ("1.1  ✗ case 'one': it is not one", "      hint: Count.")
+
+
+@pytest.mark.parametrize("checker", all_checkers().values(), ids=lambda checker: checker.exercise)
+def test_no_hint_of_a_lesson_stands_under_a_wrong_number_of_arguments(checker):
+    verdict = str(checker.verdict(lambda: None))
+    assert "raised TypeError" in verdict or type(checker) is not Checker  # a kernel's has a line of its own
+    assert [case.hint for case in checker.cases if case.hint and case.hint in verdict] == []
+
+
+def test_a_failing_case_on_small_inputs_says_the_inputs(find):
+    call = "; the call was `find([4, 5, 6], 6)`"
+    for function in (HELPED["another value"][0], *NOT_HELPED.values()):
+        assert find.verdict(function).lines[0].endswith(call)
+    assert "the call was" not in str(find.verdict(finds))
+
+
+def test_the_inputs_are_those_before_the_call(find):
+    line = find.verdict(lambda items, item: items.clear()).lines[0]
+    assert "changed its input: `items` has 0 items" in line and "`find([4, 5, 6], 6)`" in line
+
+
+def test_a_message_that_names_the_call_does_not_say_it_twice():
+    checker = Checker("1.1", "one")
+    checker.case("two")(lambda one: expect_equal(one(2), 1, "one(0x2)"))
+    assert checker.verdict(lambda x: x).lines[0].endswith("one(0x2) is 2, expected 1")
+
+
+def test_an_attribute_of_an_input_is_an_input():
+    checker = Checker("1.1", "read")
+
+    @checker.case("reads")
+    def _(read):
+        read(types.SimpleNamespace(counts=torch.zeros(2)))
+
+    assert checker.verdict(lambda record: record.counts.sum()).passed
+    verdict = checker.verdict(lambda record: record.counts.add_(1))
+    assert "changed its input: `record`.counts: 2 of 2 values differ" in str(verdict)
+
+
 def test_the_line_that_raised_is_quoted(double):
     def divide(values):
         return values / len([])

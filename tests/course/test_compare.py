@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 from gptoss_lab.course.check import Mismatch, expect_equal
 from gptoss_lab.course.compare import snapshot
-from gptoss_lab.course.describe import show
+from gptoss_lab.course.describe import attributes, show, show_call
 
 NAN = float("nan")
 
@@ -24,12 +26,43 @@ class Point:
     where: list
 
 
+@dataclass
+class Derived:
+    """Like the `SparseMatrix` of triton_kernels: one attribute is no field."""
+
+    values: torch.Tensor
+
+    def __post_init__(self):
+        self.counts = [torch.zeros(2), 1]
+
+    @cached_property
+    def total(self):
+        return self.values.sum()
+
+
+class Record:
+    def __init__(self, values):
+        self.values = values
+
+
+class Stream:
+    """It has a method, so it may change as it is used."""
+
+    def __init__(self):
+        self.produced = 0
+
+    def take(self):
+        self.produced += 1
+
+
 DIFFERENT = {
     "number": (3, 5, "the result is 3, expected 5"),
     "int and float": (3, 3.0, "the int 3, expected the float 3.0"),
     "bool and int": (True, 1, "the bool True, expected the int 1"),
     "text": ("a", "b", "'a', expected 'b'"),
-    "None": (None, 5, "does every way through the function `return`?"),
+    "None": (None, 5, "the result is None, expected the int 5"),
+    "None against a tuple": (None, ("norm", 0), "the result is None, expected ('norm', 0)"),
+    "a tuple against None": (("norm", 0), None, "the result is ('norm', 0), expected None"),
     "not None": (5, None, "the int 5, expected None"),
     "None against a tensor": (None, torch.ones(2), "None, expected a tensor of float32 [2]"),
     "list and tuple": ([1], (1,), "a list of 1 items, expected a tuple"),
@@ -64,6 +97,26 @@ DIFFERENT = {
     "arrays of objects": (np.array([None]), np.array([None]), "Python objects"),
     "scalars": (torch.tensor(1), torch.tensor(2), "1 of 1 values differ, 1, expected 2"),
 }
+
+
+SAME_KIND = ("number", "text", "length", "missing key", "then shape", "then values", "a function")
+OTHER_KIND = {
+    "int and float": ("int", "float"),
+    "None": ("None", "int"),
+    "not None": ("int", "None"),
+    "list and tuple": ("list", "tuple"),
+    "array and tensor": ("array", "tensor"),
+    "dtype first": ("torch.bfloat16", "torch.float32"),
+    "array dtype": ("float64", "float32"),
+}
+
+
+@pytest.mark.parametrize("label", [*SAME_KIND, *OTHER_KIND])
+def test_a_mismatch_tells_whether_the_kinds_differ(label):
+    actual, expected, _ = DIFFERENT[label]
+    with pytest.raises(Mismatch) as found:
+        expect_equal([actual], [expected])
+    assert found.value.kinds == OTHER_KIND.get(label)
 
 
 @pytest.mark.parametrize("label", DIFFERENT)
@@ -164,6 +217,84 @@ def test_a_snapshot_shares_no_memory():
     value["b"].where[0][:] = 1
     value["a"].append(2)
     expect_equal(kept, {"a": [torch.zeros(2)], "b": Point(1, [np.zeros(2)])})
+
+
+DATA = {
+    "a dataclass with more than fields": lambda: Derived(torch.ones(2)),
+    "a namespace": lambda: SimpleNamespace(counts=[torch.zeros(2), 1]),
+    "an object in a list": lambda: Record([Derived(torch.ones(2))]),
+}
+CHANGES = {
+    "in place": lambda counts, owner: counts[0].fill_(1),
+    "another value": lambda counts, owner: setattr(owner, "counts", [torch.zeros(2), 2]),
+    "one more": lambda counts, owner: setattr(owner, "more", 1),
+    "one less": lambda counts, owner: delattr(owner, "counts"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("kind", DATA)
+def test_attributes_are_kept_and_compared(kind, change):
+    value = DATA[kind]()
+    kept = snapshot(value)
+    expect_equal(value, kept, bitwise=True)
+    owner = value.values[0] if isinstance(value, Record) else value
+    CHANGES[change](owner.counts, owner)
+    with pytest.raises(Mismatch, match=r"(\.|has \.|lacks \.)(counts|more)"):
+        expect_equal(value, kept, bitwise=True)
+
+
+def test_what_is_derived_is_no_difference():
+    value = Derived(torch.ones(2))
+    kept = snapshot(value)
+    assert value.total == 2 and "total" in vars(value)
+    expect_equal(value, kept)
+
+
+def test_an_object_with_methods_is_no_data():
+    stream = Stream()
+    assert snapshot(stream) is stream and attributes(stream) is None
+    for value in (len, Stream, torch, torch.nn.Linear(1, 1), 3, [1], iter([1])):
+        assert attributes(value) is None
+
+
+CALLS = {
+    "f(3, 'a', [1, (2,)])": ((3, "a", [1, (2,)]), {}),
+    "f(tensor([1, 2]), k=2)": ((torch.tensor([1, 2]),), {"k": 2}),
+    "f(array([[1, 0]], dtype=int16))": ((np.array([[1, 0]], dtype=np.int16),), {}),
+    "f({'a': tensor([1.])})": (({"a": torch.ones(1)},), {}),
+    "f(tensor([3.0, 2.9999998, nan]))": ((torch.tensor([3.0, 2.9999998, NAN]),), {}),
+    "f(tensor([-0.0, 0.100097656], dtype=torch.bfloat16))": ((torch.tensor([-0.0, 0.1], dtype=torch.bfloat16),), {}),
+    "f(tensor([[True]]), array([2.5]))": ((torch.tensor([[True]]), np.array([2.5])), {}),
+    "f(tensor(2, dtype=torch.uint8))": ((torch.tensor(2, dtype=torch.uint8),), {}),
+    "f(tensor([]))": ((torch.ones(0),), {}),
+}
+
+
+@pytest.mark.parametrize("text", CALLS)
+def test_a_call_with_small_inputs_is_shown_as_one_would_type_it(text):
+    args, kwargs = CALLS[text]
+    assert show_call("f", dict(enumerate(args)) | kwargs, len(args)) == text
+
+
+OTHERS = [
+    torch.ones(17),
+    torch.ones(2, device="meta"),
+    torch.ones(2).to(torch.float8_e5m2),
+    torch.ones(2, dtype=torch.complex64).conj(),
+    torch.eye(2).to_sparse(),
+    torch.nn.Parameter(torch.ones(2)),
+    len,
+    object(),
+    [iter([])],
+    "a" * 500,
+]
+
+
+@pytest.mark.parametrize("value", OTHERS)
+def test_a_call_with_other_inputs_is_not_shown(value):
+    assert show_call("f", {"value": value}, 1) == ""
+    assert show_call("f", {}, 0) == ""
 
 
 def test_values_are_shown_short_and_without_addresses():

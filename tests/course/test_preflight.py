@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import json
 import sys
 
 import pytest
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 from gptoss_lab.cli import app
 from gptoss_lab.course import doctor, preflight
 from gptoss_lab.course.doctor_checks import FAIL, OK, WARN, Finding
+from gptoss_lab.weights.limits import CONCURRENCY_VARIABLE, LIMIT_VARIABLE
 
 GOOD = [Finding(OK, "Python", "3.11.7"), Finding(WARN, "widgets", "not installed; a twin", "pip install ipywidgets")]
 
@@ -51,6 +53,22 @@ def test_a_smoke_that_crashes_is_a_finding(program, said):
 def test_a_smoke_that_hangs_is_a_finding():
     finding = preflight.run_smoke("one load", [sys.executable, "-c", "import time; time.sleep(60)"], seconds=0.5)
     assert finding.status == FAIL and "did not end" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (LIMIT_VARIABLE, "1GiB"),
+        (CONCURRENCY_VARIABLE, "abc"),
+        (CONCURRENCY_VARIABLE, "0"),
+    ],
+)
+def test_a_bad_setting_in_the_environment_is_named(monkeypatch, capsys, name, value):
+    monkeypatch.setenv(name, value)
+    preflight.run_one("one load")
+    said = json.loads(capsys.readouterr().out)
+    assert said["status"] == FAIL
+    assert name in said["text"] and repr(value) in said["text"] and "unset it" in said["text"]
 
 
 def test_a_wrong_answer_of_the_model_fails(monkeypatch, capsys):

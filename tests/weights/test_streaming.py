@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from gptoss_lab.weights import checkpoint, streaming
 from gptoss_lab.weights.checkpoint import CheckpointError
 from gptoss_lab.weights.compare import differing, same_bytes
-from gptoss_lab.weights.streaming import StreamingError, is_streamed, parse_size, stream
+from gptoss_lab.weights.streaming import StreamingError, is_streamed, parse_size, stream, stream_uris
 
 LIMIT, CONCURRENCY = "RUNAI_STREAMER_MEMORY_LIMIT", "RUNAI_STREAMER_CONCURRENCY"
 EIGHT = {f"t{i}": torch.full((1000,), float(i)) for i in range(8)}  # 4000 bytes each
@@ -321,3 +321,22 @@ def test_that_layout_is_indeed_miscounted(tmp_path: Path, monkeypatch: pytest.Mo
         for name, tensor in streamer.get_tensors():
             seen[name] = tensor
     assert "z" not in seen
+
+
+# --- addresses (tests/weights/test_object_store.py streams from real ones)
+
+
+@pytest.mark.parametrize("place", ["model.safetensors", Path("model.safetensors"), "s3:/models/model.safetensors"])
+def test_what_is_no_address_is_refused_at_once(place) -> None:
+    with pytest.raises(StreamingError, match="is no address such as s3://bucket/key: use `stream` for files"):
+        stream_uris([place])
+
+
+@pytest.mark.parametrize("options", [{"memory_limit": "4 gb or so"}, {"memory_limit": -2}, {"concurrency": 0}])
+def test_arguments_of_an_address_are_checked_at_once(options) -> None:
+    with pytest.raises(StreamingError, match="memory_limit=|concurrency="):
+        stream_uris(["s3://models/model.safetensors"], **options)
+
+
+def test_no_address_is_no_tensor() -> None:
+    assert list(stream_uris([])) == []

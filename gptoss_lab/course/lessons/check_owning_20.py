@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from gptoss_lab.course.check import Checker, Mismatch, count_copies, expect_equal
+from gptoss_lab.course.describe import kind_of
 from gptoss_lab.course.lessons.owning_20 import IN_ITS_MEMORY, WAYS, mark_storage, memory_of
 from gptoss_lab.weights.streaming import STREAMED
 
@@ -34,7 +35,9 @@ def _expect_owned(own: Callable, derived: torch.Tensor, lent: list, what: str) -
     before = derived.detach().clone()
     result = own(derived, lent)
     if not isinstance(result, torch.Tensor):
-        raise Mismatch(f"{what}: returned {type(result).__name__}, expected a tensor")
+        raise Mismatch(
+            f"{what}: returned {type(result).__name__}, expected a tensor", kinds=(kind_of(result), "tensor")
+        )
     start, stop = memory_of(result)
     if any(max(start, first) < min(stop, last) for first, last in lent):
         raise Mismatch(f"{what}: what came back still lies in the stream's memory")

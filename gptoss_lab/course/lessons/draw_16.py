@@ -20,7 +20,7 @@ def draw_memory(runs: Sequence[MemoryRun]) -> None:
         for ax, run in zip(axes, runs, strict=True):
             seconds, host, device = zip(*run.samples, strict=True)
             done = [100 * second / max(seconds) for second in seconds]
-            ax.plot(done, [size / mib for size in device], color=figures.colour("copy"), label=run.device)
+            ax.plot(done, [size / mib for size in device], color=figures.colour("copy"), label=f"device ({run.device})")
             ax.plot(done, [size / mib for size in host], "--", color=figures.colour("view"), label="host")
             ax.set(ylabel="MiB", xlim=(0, 100))
             verdict = f"{run.wrong} of {run.tensors} tensors wrong" if run.wrong else "all tensors right"

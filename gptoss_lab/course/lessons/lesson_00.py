@@ -24,7 +24,7 @@ def _(tensor_bytes):
     expect_equal(tensor_bytes((32, 128, 2, 16), "U8"), 32 * 128 * 2 * 16)
 
 
-@tensor_bytes.case("a scalar", hint="An empty shape means one element.")
+@tensor_bytes.case("a scalar", hint="An empty shape means one element.", hint_for=(TypeError, IndexError, ValueError))
 def _(tensor_bytes):
     expect_equal(tensor_bytes((), "F32"), 4)
 
@@ -34,7 +34,9 @@ def _(tensor_bytes):
     expect_equal(tensor_bytes((4, 0, 3), "BF16"), 0)
 
 
-@tensor_bytes.case("a code that does not exist", hint="Raise ValueError for a code that is not in the table.")
+@tensor_bytes.case(
+    "a code that does not exist", hint="Raise ValueError for a code that is not in the table.", hint_for=Exception
+)
 def _(tensor_bytes):
     for code in ("X9", "U16", "bf16"):
         try:

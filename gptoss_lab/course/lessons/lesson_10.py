@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gptoss_lab.course.check import Checker, expect_equal
+from gptoss_lab.course.check import Checker, Mismatch, expect_equal
 
 NAN = float("nan")
 
@@ -48,7 +48,9 @@ def _(differing):
     expect_equal(differing(_weights(), actual), ["router.bias"])
 
 
-@differing.case("another dtype, equal values or equal bytes", hint="Compare the dtypes before the bytes.")
+@differing.case(
+    "another dtype, equal values or equal bytes", hint="Compare the dtypes before the bytes.", hint_for=RuntimeError
+)
 def _(differing):
     actual = _weights()
     actual["norm.weight"] = actual["norm.weight"].float()
@@ -56,7 +58,7 @@ def _(differing):
     expect_equal(differing(_weights(), actual), ["attention.sinks", "norm.weight"])
 
 
-@differing.case("the same bytes in another shape", hint="Compare the shapes before the bytes.")
+@differing.case("the same bytes in another shape", hint="Compare the shapes before the bytes.", hint_for=RuntimeError)
 def _(differing):
     actual = _weights()
     actual["experts.blocks"] = actual["experts.blocks"].reshape(3, 2, 40)
@@ -69,7 +71,9 @@ def _(differing):
     expect_equal(differing(_weights(), actual), sorted(actual))
 
 
-@differing.case("a name that only one side has", hint="Take the names of both: expected.keys() | actual.keys().")
+@differing.case(
+    "a name that only one side has", hint="Take the names of both: expected.keys() | actual.keys().", hint_for=KeyError
+)
 def _(differing):
     actual = _weights()
     del actual["attention.sinks"]
@@ -77,7 +81,11 @@ def _(differing):
     expect_equal(differing(_weights(), actual), ["attention.sinks", "stray.bias"])
 
 
-@differing.case("strides, scalars, views", hint="Make a tensor contiguous and flat before you view it as bytes.")
+@differing.case(
+    "strides, scalars, views",
+    hint="Make a tensor contiguous and flat before you view it as bytes.",
+    hint_for=RuntimeError,
+)
 def _(differing):
     values = torch.arange(6.0)
     expected = {
@@ -91,7 +99,7 @@ def _(differing):
     expect_equal(differing(expected, actual), ["scalar"])
 
 
-source_of = Checker("10.2", "source_of", done="It finds the owner of any run of bytes.")
+source_of = Checker("10.2", "source_of", may_be_none=True, done="It finds the owner of any run of bytes.")
 
 
 def _originals() -> dict[str, torch.Tensor]:
@@ -110,11 +118,13 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
-@source_of.case("the bytes of another tensor, from its start", hint="An offset of 0 is a find too.")
+@source_of.case("the bytes of another tensor, from its start")
 def _(source_of):
     originals = _originals()
-    wrong = _bytes(originals["norm"])[:64].view(torch.float32)
-    expect_equal(source_of(wrong, originals), ("norm", 0))
+    found = source_of(_bytes(originals["norm"])[:64].view(torch.float32), originals)
+    if found is None:
+        raise Mismatch("the result is None, expected ('norm', 0)", "An offset of 0 is a find too.")
+    expect_equal(found, ("norm", 0))
 
 
 @source_of.case("from the middle")
@@ -154,7 +164,7 @@ def _(source_of):
     expect_equal(source_of(wrong, originals), ("norm", 30))
 
 
-@source_of.case("nobody's bytes", hint="Return None if no tensor contains them.")
+@source_of.case("nobody's bytes", hint="Return None if no tensor contains them.", hint_for=(LookupError, ValueError))
 def _(source_of):
     expect_equal(source_of(torch.zeros(16), _originals()), None)
 

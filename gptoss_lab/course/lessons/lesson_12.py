@@ -97,7 +97,7 @@ def _(pack):
     expect_equal(pack([], 10), [])
 
 
-@pack.case("a tensor larger than the buffer", hint="Raise ValueError.")
+@pack.case("a tensor larger than the buffer", hint="Raise ValueError.", hint_for=Exception)
 def _(pack):
     try:
         answer = pack([3, 11, 2], 10)
@@ -110,7 +110,8 @@ def _(pack):
 def _(pack):
     sizes = random.Random(12).choices(range(1, 50), k=40)
     for capacity in (49, 64, 100, 333, sum(sizes)):
-        expect_equal(pack(sizes, capacity), _packed(sizes, capacity), f"pack(sizes, {capacity})")
+        for count in range(1, 41):  # so that the first ones which are wrong are few
+            expect_equal(pack(sizes[:count], capacity), _packed(sizes[:count], capacity))
 
 
 def _packed(sizes: list[int], capacity: int) -> list[tuple[int, int, int]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from gptoss_lab.course.check import Checker, Mismatch, count_copies, expect_equal
-from gptoss_lab.course.lessons.stand_ins_16 import Loader, OnDevice, Weights
+from gptoss_lab.course.lessons.stand_ins_16 import Loader, OnDevice, Weights, expect_read
 from gptoss_lab.weights import hermetic
 from gptoss_lab.weights.streaming import STREAMED
 
@@ -21,21 +21,21 @@ MIXED = [DENSE.format(0), EXPERT.format(0), EXPERT.format(1), DENSE.format(1), E
 def _(load_lazily):
     names = [EXPERT.format(i) for i in range(3)]
     loader = Loader(names).run(load_lazily)
-    expect_equal(loader.experts, dict(zip(names, (0.0, 1.0, 2.0), strict=True)), "the experts as they were read")
+    expect_read(loader.experts, dict(zip(names, (0.0, 1.0, 2.0), strict=True)), "the experts as they were read")
 
 
 @load_lazily.case("only others", hint="`load_normal` gets the pairs that are not experts, owned.")
 def _(load_lazily):
     names = [DENSE.format(i) for i in range(3)]
     loader = Loader(names).run(load_lazily)
-    expect_equal(loader.normal, dict(zip(names, (0.0, 1.0, 2.0), strict=True)), "the others as they were read")
+    expect_read(loader.normal, dict(zip(names, (0.0, 1.0, 2.0), strict=True)), "the others as they were read")
 
 
 @load_lazily.case("mixed, in a reused buffer", hint="Own a tensor when it arrives, before the stream goes on.")
 def _(load_lazily):
     loader = Loader(MIXED).run(load_lazily)
-    expect_equal(loader.experts, {MIXED[1]: 1.0, MIXED[2]: 2.0, MIXED[4]: 4.0}, "the experts as they were read")
-    expect_equal(loader.normal, {MIXED[0]: 0.0, MIXED[3]: 3.0, MIXED[5]: 5.0}, "the others as they were read")
+    expect_read(loader.experts, {MIXED[1]: 1.0, MIXED[2]: 2.0, MIXED[4]: 4.0}, "the experts as they were read")
+    expect_read(loader.normal, {MIXED[0]: 0.0, MIXED[3]: 3.0, MIXED[5]: 5.0}, "the others as they were read")
     expect_equal([*loader.experts, *loader.normal], [MIXED[i] for i in (1, 2, 4, 0, 3, 5)], "the order of loading")
 
 
@@ -94,7 +94,9 @@ def _(own):
         (view, "a view without a mark"),
         (denied, "a mark of False"),
     ):
-        if own(tensor) is not tensor:
+        result = own(tensor)
+        expect_equal(result, tensor, what)
+        if result is not tensor:
             raise Mismatch(f"{what} came back as another object, expected the same")
 
 
@@ -106,7 +108,7 @@ def _(own):
     expect_equal(result, torch.arange(4.0), "the result after the buffer was overwritten")
 
 
-@own.case("bytes and BF16", hint="The dtype stays, and NumPy knows no BF16.")
+@own.case("bytes and BF16", hint="NumPy knows no BF16: stay in PyTorch.", hint_for=TypeError)
 def _(own):
     for dtype in (torch.uint8, torch.bfloat16):
         tensor = _marked(torch.arange(32).reshape(4, 8).to(dtype))
@@ -123,7 +125,7 @@ def _(own):
     expect_equal(result, torch.tensor([[1.0, 2.0], [5.0, 6.0], [9.0, 10.0]]))
 
 
-@own.case("a tensor with a gradient", hint="Detach: a weight that waits has no history.")
+@own.case("a tensor with a gradient", hint="Detach: a weight that waits has no history.", hint_for=RuntimeError)
 def _(own):
     result = own(_marked(torch.ones(3, requires_grad=True)))
     expect_equal((result.requires_grad, result.grad_fn is None), (False, True), "requires_grad, and no history")

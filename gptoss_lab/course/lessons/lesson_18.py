@@ -19,10 +19,10 @@ def _bytes(**sizes: int) -> dict[str, torch.Tensor]:
     return {name: torch.full((size,), place, dtype=torch.uint8) for place, (name, size) in enumerate(sizes.items())}
 
 
-def _kept(watch: Callable, lender: Lender, load: Callable) -> set[str]:
+def _expect_kept(watch: Callable, lender: Lender, load: Callable, expected: set[str]) -> None:
     kept: set[str] = set()
     load(watch(lender.weights(), lender.layout, kept))
-    return kept
+    expect_equal(kept, expected, f"what was kept ({lender})")
 
 
 def _copy_each(weights: Iterable) -> None:
@@ -33,13 +33,13 @@ def _copy_each(weights: Iterable) -> None:
 @watch.case("a loader that copies each at once", hint="The loader's loop variable still names the tensor before.")
 def _(watch):
     lender = Lender(_bytes(a=4, b=4, c=8, d=3, e=5, f=8), 8)
-    expect_equal(_kept(watch, lender, _copy_each), set(), "what was kept")
+    _expect_kept(watch, lender, _copy_each, set())
 
 
 @watch.case("a list of everything", hint="Look at every step, and once more when the stream has ended.")
 def _(watch):
     lender = Lender(_bytes(a=4, b=4, c=8, d=3, e=5, f=8), 8)
-    expect_equal(_kept(watch, lender, list), set(lender.layout.overwritten), "what was kept")
+    _expect_kept(watch, lender, list, set(lender.layout.overwritten))
 
 
 @watch.case("a view and an array of it", hint="Follow the storage: whatever is derived from a tensor holds it.")
@@ -51,7 +51,7 @@ def _(watch):
         for name, tensor in weights:
             kept.append(tensor[:1] if name == "a" else tensor.numpy() if name == "b" else None)
 
-    expect_equal(_kept(watch, lender, load), {"a", "b"}, "what was kept")
+    _expect_kept(watch, lender, load, {"a", "b"})
 
 
 @watch.case("kept within its request", hint="A view is good until a later request lies in its place.")
@@ -65,23 +65,23 @@ def _(watch):
             if name in ("c", "d", "e"):
                 kept.clear()
 
-    expect_equal(_kept(watch, lender, load), set(), "what was kept")
+    _expect_kept(watch, lender, load, set())
 
 
 @watch.case("kept, and spared", hint="`layout.overwriters(name)` are the later slots that overlap this one.")
 def _(watch):
     lender = Lender(_bytes(a=4, b=4, c=6, d=3), 8)
-    expect_equal(_kept(watch, lender, list), {"a", "b", "c"}, "what was kept")
+    _expect_kept(watch, lender, list, {"a", "b", "c"})
     lender = Lender(_bytes(a=2, b=6, c=2), 8)
-    expect_equal(_kept(watch, lender, list), {"a"}, "what was kept")
+    _expect_kept(watch, lender, list, {"a"})
 
 
 @watch.case("spared by the next request, hit by a later one", hint="Look at every later request up to now.")
 def _(watch):
     lender = Lender(_bytes(a=2, b=6, c=2, d=7), 8)
-    expect_equal(_kept(watch, lender, list), {"a", "b", "c"}, "what was kept")
+    _expect_kept(watch, lender, list, {"a", "b", "c"})
     lender = Lender(_bytes(a=2, b=6, c=7, d=2), 8)
-    expect_equal(_kept(watch, lender, list), {"a", "b", "c"}, "what was kept")
+    _expect_kept(watch, lender, list, {"a", "b", "c"})
 
 
 @watch.case("let go before its new bytes are yielded", hint="A request is written before its tensors are yielded.")
@@ -96,7 +96,7 @@ def _(watch):
             if name == "e":
                 waiting.clear()
 
-    expect_equal(_kept(watch, lender, load), {"b"}, "what was kept")
+    _expect_kept(watch, lender, load, {"b"})
 
 
 @watch.case("let go before the end", hint="Look at every step, not only when the stream has ended.")
@@ -111,18 +111,18 @@ def _(watch):
             if name == "d":
                 pair.clear()
 
-    expect_equal(_kept(watch, lender, load), {"a"}, "what was kept")
+    _expect_kept(watch, lender, load, {"a"})
 
 
 @watch.case("the last but one", hint="Look once more when the stream has ended.")
 def _(watch):
     lender = Lender(_bytes(a=8, b=8), 8)
-    expect_equal(_kept(watch, lender, list), {"a"}, "what was kept")
+    _expect_kept(watch, lender, list, {"a"})
 
 
 @watch.case("nothing to watch")
 def _(watch):
-    expect_equal(_kept(watch, Lender({}, 8), list), set(), "what was kept")
+    _expect_kept(watch, Lender({}, 8), list, set())
 
 
 @watch.case("the stream is unchanged", hint="Yield each pair as it came, before you ask for the next.")

@@ -33,7 +33,7 @@ def _(count_rows):
     expect_equal(count_rows(np.array([[0], [0]]), 5), np.array([2, 0, 0, 0, 0], dtype=np.int32))
 
 
-@count_rows.case("-1 is no pick", hint="Leave negative ids out before you count.")
+@count_rows.case("-1 is no pick", hint="Leave negative ids out before you count.", hint_for=(ValueError, IndexError))
 def _(count_rows):
     expect_equal(count_rows(np.array([[2, -1], [-1, -1]]), 3), np.array([0, 0, 1], dtype=np.int32))
 
@@ -126,7 +126,9 @@ def _(read_bits):
     expect_equal(read_bits(np.array([[0b1010], [0b1]], dtype=np.uint32), 32), [[1, 3], [0]])
 
 
-@read_bits.case("the highest bit", hint="Turn the word into a Python int before you shift.")
+@read_bits.case(
+    "the highest bit", hint="Turn the word into a Python int before you shift.", hint_for=(OverflowError, TypeError)
+)
 def _(read_bits):
     expect_equal(read_bits(np.array([[1 << 31 | 1]], dtype=np.uint32), 32), [[0, 31]])
 

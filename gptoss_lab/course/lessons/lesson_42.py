@@ -43,7 +43,11 @@ def _(by_origin):
     _expect_table(by_origin, {"double": lambda x: x * 2}, _numbers(4), {"double": ["aten.mul"]})
 
 
-@by_origin.case("a stage takes what the last one returned", hint="Keep the result of each stage for the next one.")
+@by_origin.case(
+    "a stage takes what the last one returned",
+    hint="Keep the result of each stage for the next one.",
+    hint_for=(IndexError, TypeError),
+)
 def _(by_origin):
     cut = {
         "cast": lambda x: {"wide": x.to(torch.float64), "narrow": x},
@@ -76,7 +80,9 @@ def _(by_origin):
     _expect_table(by_origin, {}, _numbers(2), {})
 
 
-find_repeat = Checker("42.2", "find_repeat", done="On the real list it finds the second `SparseMatrix`.")
+find_repeat = Checker(
+    "42.2", "find_repeat", may_be_none=True, done="On the real list it finds the second `SparseMatrix`."
+)
 
 
 @find_repeat.case("a run of two")
@@ -84,7 +90,7 @@ def _(find_repeat):
     expect_equal(find_repeat(["cast", "zeros", "sum", "pack", "zeros", "sum", "index"]), (1, 4, 2))
 
 
-@find_repeat.case("nothing twice", hint="Return None where no name occurs twice.")
+@find_repeat.case("nothing twice", hint="Return None where no name occurs twice.", hint_for=(ValueError, IndexError))
 def _(find_repeat):
     expect_equal(find_repeat(["cast", "zeros", "sum"]), None)
 
@@ -141,7 +147,8 @@ def _expect_share(learner: Callable, timeline: list[Launch], expected: float) ->
     if isinstance(share, torch.Tensor) or not isinstance(share, (int, float)):
         expect_equal(share, expected, "the share")
     if abs(share - expected) > 1e-9:
-        raise Mismatch(f"the share is {share:.4g}, expected {expected:.4g}")
+        given = [(launch.launched_us, launch.started_us, launch.lasted_us) for launch in timeline]
+        raise Mismatch(f"the share is {share:.4g}, expected {expected:.4g}, for (launched, started, lasted) {given}")
 
 
 @busy_share.case("one kernel", hint="The clock starts when the host asks for the first kernel.")
@@ -179,6 +186,6 @@ def _(busy_share):
     _expect_share(busy_share, [_launch(100, 110, 5), _launch(105, 115, 5)], 0.5)
 
 
-@busy_share.case("no kernels", hint="No kernels: the share is 0.")
+@busy_share.case("no kernels", hint="No kernels: the share is 0.", hint_for=(ValueError, IndexError, ZeroDivisionError))
 def _(busy_share):
     _expect_share(busy_share, [], 0.0)

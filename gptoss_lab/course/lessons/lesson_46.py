@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from gptoss_lab.course.check import Checker, Mismatch, expect_equal, expect_raises
-from gptoss_lab.course.describe import show
+from gptoss_lab.course.check import Checker, Errors, Mismatch, expect_equal, expect_raises
+from gptoss_lab.course.describe import kind_of, show
 from gptoss_lab.course.lessons.stand_ins_46 import (
     Arrays,
     block_sizes,
@@ -29,14 +29,17 @@ from gptoss_lab.course.lessons.stand_ins_46 import (
 )
 
 check_routing = Checker(
-    "46.1", "check_routing", done="It shares no step with the code that it checks, and every planted fault is seen."
+    "46.1",
+    "check_routing",
+    may_be_none=True,
+    done="It shares no step with the code that it checks, and every planted fault is seen.",
 )
 
 
 def healthy(label: str, ids: np.ndarray, weights: np.ndarray, slices: int, hint: str = "") -> None:
-    """Declare a case whose layout must be accepted."""
+    """Declare a case whose layout must be accepted. A hint is about lengths, too, which NumPy may refuse."""
 
-    @check_routing.case(label, hint=hint)
+    @check_routing.case(label, hint=hint, hint_for=(ValueError, IndexError))
     def _(check_routing: Callable) -> None:
         found = check_routing(lay_out(ids, weights, slices), ids, weights)
         if found is not None:
@@ -52,7 +55,8 @@ def planted(label: str, change: Callable[[Arrays], Arrays], tokens: int = 33, hi
         arrays = lay_out(ids, weights, 32)
         found = check_routing(arrays | change(arrays), ids, weights)
         if not isinstance(found, str) or not found.strip():
-            raise Mismatch(f"returned {show(found)} for a routing with a fault ({label}), expected a sentence")
+            said = f"returned {show(found)} for a routing with a fault ({label}), expected a sentence"
+            raise Mismatch(said, kinds=None if isinstance(found, str) else (kind_of(found), "str"))
 
 
 healthy("33 tokens", *picks(33, 32, seed=0), 32)
@@ -85,7 +89,7 @@ planted("always block 0", first_block_again, hint="Expert 0 has 33 rows here: bl
 planted("the last block lost", last_block_lost, hint="The schedule covers every row of every expert.")
 
 
-entered = Checker("46.2", "entered", done="It proves what ran, and leaves no trace.")
+entered = Checker("46.2", "entered", may_change=(1,), done="It proves what ran, and leaves no trace.")
 
 
 def stand_in(**functions: Callable) -> SimpleNamespace:
@@ -119,7 +123,11 @@ def _(entered):
     expect_equal(len(calls), 1, "the number of calls of fn")
 
 
-@entered.case("the function still does its work", hint="Hand all arguments on, also named ones, and return the result.")
+@entered.case(
+    "the function still does its work",
+    hint="Hand all arguments on, also named ones, and return the result.",
+    hint_for=TypeError,
+)
 def _(entered):
     module, results = stand_in(new=lambda a, *, b: a - b), []
     expect_equal(entered(lambda: results.append(module.new(7, b=3)), module, "new"), True)
@@ -170,13 +178,15 @@ def _(entered):
     expect_equal(entered(lambda: module.forward(), module, "new"), True)
 
 
-first_difference = Checker("46.3", "first_difference", done="What it cannot compare, it does not pass.")
+first_difference = Checker(
+    "46.3", "first_difference", may_be_none=True, done="What it cannot compare, it does not pass."
+)
 
 
-def difference_case(label: str, a: Any, b: Any, expected: tuple | None, hint: str = "") -> None:
+def difference_case(label: str, a: Any, b: Any, expected: tuple | None, hint: str = "", hint_for: Errors = ()) -> None:
     """Declare a case: the first difference of a and b is `expected`, in both directions."""
 
-    @first_difference.case(label, hint=hint)
+    @first_difference.case(label, hint=hint, hint_for=hint_for)
     def _(first_difference: Callable) -> None:
         expect_equal(first_difference(a, b), expected, "the first difference")
         expect_equal(first_difference(b, a), expected, "the first difference the other way round")
@@ -210,7 +220,12 @@ difference_case(
 difference_case("NaN against a number", part(gate=(math.nan, 1.0)), part(gate=(2.0, 1.0)), ("gate_scal",))
 difference_case("NaN as a plain float", {"score": float("nan")}, {"score": float("nan")}, None)
 difference_case(
-    "None against a tensor", part(gate=None), part(), ("gate_scal",), hint="Compare the types first of all."
+    "None against a tensor",
+    part(gate=None),
+    part(),
+    ("gate_scal",),
+    hint="Compare the types first of all.",
+    hint_for=(AttributeError, TypeError),
 )
 difference_case("None against None", part(gate=None), part(gate=None), None)
 difference_case(
@@ -231,5 +246,5 @@ difference_case("True against 1", [1, 1], [1, True], (1,), hint="`type(a) is typ
 difference_case("1 against 1.0", {"n": 1}, {"n": 1.0}, ("n",))
 difference_case("a list against a tuple", [[1]], [(1,)], (0,))
 difference_case("one item more", {"a": [1, 2]}, {"a": [1, 2, 3]}, ("a",), hint="`zip` stops at the shorter one.")
-difference_case("a key more", [{"a": 1}], [{"a": 1, "b": 2}], (0,), hint="Compare the sets of keys.")
+difference_case("a key more", [{"a": 1}], [{"a": 1, "b": 2}], (0,), hint="Compare the sets of keys.", hint_for=KeyError)
 difference_case("nothing in them", [[], {}, ()], [[], {}, ()], None)

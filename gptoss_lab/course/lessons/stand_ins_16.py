@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
+from gptoss_lab.course.check import Mismatch, expect_equal
+
 Weights = Iterable[tuple[str, torch.Tensor]]
+OVERWRITTEN = -1.0  # what the buffer holds when the stream has ended
 
 
 class Loader:
@@ -29,7 +32,7 @@ class Loader:
             self.buffer.fill_(value)
             self.produced += 1
             yield name, self.buffer[:]
-        self.buffer.fill_(-1)
+        self.buffer.fill_(OVERWRITTEN)
 
     def load_experts(self, weights: Weights) -> None:
         self.calls.append("experts")
@@ -54,6 +57,17 @@ class Loader:
     def run(self, load_lazily: Callable) -> Loader:
         load_lazily(self.weights(), self.load_experts, self.load_normal, self.own)
         return self
+
+
+def expect_read(read: dict[str, float], expected: dict[str, float], what: str) -> None:
+    """As `expect_equal`, and say what the mark of a tensor means that was read after the stream had ended."""
+    try:
+        expect_equal(read, expected, what)
+    except Mismatch as found:
+        wrong = next((read[name] for name in expected if name in read and read[name] != expected[name]), None)
+        if wrong == OVERWRITTEN:
+            found = Mismatch(f"{found.message}: before it was read, the buffer was overwritten with {wrong}")
+        raise found from None
 
 
 class OnDevice(torch.Tensor):

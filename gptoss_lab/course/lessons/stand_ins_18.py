@@ -27,6 +27,10 @@ class Lender:
         self.produced = 0
         self.ended = False
 
+    def __str__(self) -> str:
+        sizes = ", ".join(f"{name} {tensor.nbytes}" for name, tensor in self.tensors.items())
+        return f"bytes: {sizes or 'none'}; buffer: {len(self.buffer)}"
+
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The stream; to be taken once."""
         for request in self.layout.requests:

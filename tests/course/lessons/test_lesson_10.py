@@ -201,6 +201,11 @@ SOURCE_OF = {
     "the last owner": (last_owner, "case 'two owners, two offsets: the first of each'"),
     "the name alone": (forgets_the_offset, "is the str 'norm', expected a tuple of 2 items"),
     "raises in place of None": (raises_in_the_end, "case 'nobody's bytes'"),
+    "nothing": (lambda wrong, originals, probe=32: None, "It returned None every time"),
+    "an offset of 0 for None": (
+        lambda wrong, originals, probe=32: compare.source_of(wrong, originals, probe) or ("sinks", 0),
+        "expected None",
+    ),
     "-1 in place of None": (source_by(lambda h, n: h.find(n)), "It returned ('sinks', -1) every time"),
 }
 WRONG = {differing: DIFFERING, source_of: SOURCE_OF}

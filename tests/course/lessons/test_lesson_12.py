@@ -154,7 +154,7 @@ PACK = {
         packs(lambda s, n, c: s + max(n, 1) <= c, refuse),
         "case 'an empty tensor'",
     ),
-    "two requests at most": (two_requests, "case 'forty tensors of any size'"),
+    "two requests at most": (two_requests, "is 1, expected 2; the call was `pack(["),
     "refuses nothing": (packs(), "expected a ValueError"),
     "refuses the last only": (packs(check=refuse_the_last), "case 'a tensor larger than the buffer'"),
     "refuses with an assertion": (packs(check=refuse_with_assert), "raised AssertionError"),

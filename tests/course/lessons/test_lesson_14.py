@@ -169,7 +169,7 @@ FIRST_NONFINITE = {
     "never finds any": (lambda model, run: run() and None, "case 'NaN in the second of four'"),
     "looks at the weights": (looks_at_weights, "case 'NaN in the second of four'"),
     "a name bound too late": (late_binding, "a loop variable changes"),
-    "looks when all is over": (looks_too_late, "is '0', expected '1'"),
+    "looks when all is over": (looks_too_late, "a later module may change it in place"),
     "NaN only": (hooking(note_nan), "`isfinite` is False for NaN and for both infinities"),
     "children only": (hooking(note, children), "The inner module finishes before the outer one"),
     "leaves only": (hooking(note, leaves), "case 'a parent that makes it itself'"),

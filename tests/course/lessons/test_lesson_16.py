@@ -107,7 +107,7 @@ def owns_for_show(own, tensor):
 
 LOAD_LAZILY = {
     "does nothing": (lambda *_: None, "case 'only experts': the experts as they were read lacks"),
-    "the defect": (drains, "is -1.0, expected 0.0"),
+    "the defect": (drains, "before it was read, the buffer was overwritten with -1.0"),
     "lists the experts": (lists_the_experts, "a list drains the stream first"),
     "reads one ahead": (reads_one_ahead, "case 'only experts'"),
     "copies everything first": (owns_everything_first, "Hand `load_experts` a generator, not a list"),
@@ -164,7 +164,10 @@ OWN = {
     ),
     "the first cut": (owner(lambda t: t.detach().clone()), "has device cuda"),
     "keeps the history": (owner(lambda t: t.to("cpu", copy=True)), "Detach: a weight that waits has no history"),
-    "by way of float32": (owner(lambda t: t.detach().to("cpu", torch.float32, copy=True)), "The dtype stays"),
+    "by way of float32": (
+        owner(lambda t: t.detach().to("cpu", torch.float32, copy=True)),
+        "has dtype torch.float32, expected torch.uint8",
+    ),
     "by way of NumPy": (owner(lambda t: torch.from_numpy(t.detach().numpy().copy())), "NumPy knows no BF16"),
     "by way of a list": (owner(lambda t: torch.tensor(t.tolist())), "case 'bytes and BF16'"),
     "without the shape": (

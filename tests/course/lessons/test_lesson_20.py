@@ -252,16 +252,6 @@ def test_a_right_answer_passes(checker, answer):
     assert verdict.passed, str(verdict)
 
 
-def stub(*args):
-    raise NotImplementedError
-
-
-@pytest.mark.parametrize("checker", WRONG, ids=lambda checker: checker.exercise)
-def test_a_stub_is_not_attempted(checker):
-    verdict = checker.verdict(stub)
-    assert not verdict.attempted and "not attempted yet" in str(verdict)
-
-
 @pytest.mark.parametrize("checker", WRONG, ids=lambda checker: checker.exercise)
 def test_an_answer_that_raises_or_never_returns_is_told(checker, monkeypatch):
     def raises(*args):

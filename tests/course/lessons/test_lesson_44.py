@@ -72,7 +72,7 @@ REUSE = {
         routes(gate=lambda s, combine, dispatch: s.vals.flatten().index_select(0, combine)),
         "case '5 of 8 tokens are real'",
     ),
-    "changes the metadata": (routes(gate=in_place), "the function changed its input: `sparse.mask_metadata`"),
+    "changes the metadata": (routes(gate=in_place), "the function changed its input: `sparse`.mask_metadata"),
     "counts again": (routes(sizes=counted_again), "cost 'four launches'"),
     "a clone": (
         routes(gate=lambda s, combine, dispatch: s.vals.flatten()[combine].clone()),
@@ -217,17 +217,6 @@ def like_rebuild_local(ids, expert_map):
 def test_a_right_answer_passes(checker, answer):
     verdict = checker.verdict(answer)
     assert verdict.passed, verdict
-
-
-@pytest.mark.parametrize("checker", [reuse, local_ids, local_sum], ids=lambda checker: checker.name)
-def test_a_stub_is_not_attempted(checker):
-    def stub(*arguments):
-        raise NotImplementedError
-
-    stub.__code__ = stub.__code__.replace(co_name=checker.name)
-    stub.__name__ = checker.name
-    verdict = checker.verdict(stub)
-    assert not verdict.attempted and not verdict.passed
 
 
 def ranks():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from gptoss_lab.course.check import Verdict, all_checkers
+from gptoss_lab.course.check import all_checkers
 from gptoss_lab.course.lab import ROOT
 from gptoss_lab.course.notebooks import exercise_id, find_lessons, read, twin_of
 
@@ -24,12 +25,12 @@ def exercises(path: Path) -> list[str]:
 EXERCISES = [(lesson, exercise) for lesson in LESSONS for exercise in exercises(lesson)]
 
 
-def check(path: Path, exercise: str) -> Verdict:
-    """Run a notebook's set-up, its imports and its exercise cells up to one, and check what that one defines."""
-    checker, namespace = CHECKERS[exercise], {}
+def defined(path: Path, exercise: str) -> Callable:
+    """Run a notebook's set-up, its imports and its exercise cells up to one: the function that this one defines."""
+    namespace = {}
     for source in sources(path, exercise):
         exec(compile(source, f"{path.name} {exercise}", "exec"), namespace)
-    return checker.verdict(namespace[checker.name])
+    return namespace[CHECKERS[exercise].name]
 
 
 def sources(path: Path, exercise: str) -> Iterator[str]:
@@ -54,13 +55,22 @@ def name_of(value: object) -> str:
 
 @pytest.mark.parametrize(("lesson", "exercise"), EXERCISES, ids=name_of)
 def test_the_solution_passes(lesson, exercise):
-    verdict = check(twin_of(lesson), exercise)
+    solution, returns = defined(twin_of(lesson), exercise), set()
+
+    @functools.wraps(solution)
+    def noted(*args, **kwargs):
+        result = solution(*args, **kwargs)
+        returns.add(result is None)
+        return result
+
+    verdict = CHECKERS[exercise].verdict(noted)
     assert verdict.passed, str(verdict)
+    assert CHECKERS[exercise].may_be_none == (returns == {True, False})
 
 
 @pytest.mark.parametrize(("lesson", "exercise"), EXERCISES, ids=name_of)
 def test_the_stub_is_not_attempted(lesson, exercise):
-    verdict = check(lesson, exercise)
+    verdict = CHECKERS[exercise].verdict(defined(lesson, exercise))
     assert not verdict.attempted
     assert f"write `{CHECKERS[exercise].name}`" in str(verdict)
 
