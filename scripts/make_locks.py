@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PLATFORM = "x86_64-manylinux_2_28"
-EXTRAS = ("test", "browser", "setup")
+EXTRAS = ("test", "browser", "setup", "s3")
 # One release each, for a process of its own: the lock's name, what it may be, and the first words of the lock.
 BESIDE = {
     "streamer-0.17": (

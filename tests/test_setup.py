@@ -151,7 +151,7 @@ def imported(*modules: Path) -> set[str]:
 
 def test_every_import_of_the_package_is_asked_for() -> None:
     # The gate runs pytest, and is used where the tests are installed.
-    asked = {IMPORTS.get(need.name, need.name.replace("-", "_")) for need in requirements("test")}
+    asked = {IMPORTS.get(need.name, need.name.replace("-", "_")) for need in requirements("test", "s3")}
     optional = {"jupyter_core"}  # the doctor asks it where it is there
     assert imported(*(ROOT / "gptoss_lab").rglob("*.py")) - asked - optional == set()
 
