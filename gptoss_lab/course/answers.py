@@ -129,7 +129,8 @@ def stub(solution: str, name: str) -> str:
     head = f"def {name or 'answer'}(*args, **kwargs):"
     for each in statements:
         if isinstance(each, ast.FunctionDef) and each.name == name:
-            signature = lines[each.lineno - 1 : each.body[0].lineno - 1]
+            first = min([each.lineno, *(decorator.lineno for decorator in each.decorator_list)])
+            signature = lines[first - 1 : each.body[0].lineno - 1]
             while signature and signature[-1].lstrip()[:1] in ("", "#"):  # a comment belongs to the answer
                 signature.pop()
             head = "\n".join(signature) or head
