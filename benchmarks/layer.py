@@ -5,8 +5,9 @@
 
 A layer is the router's product, the routing, and the experts in MXFP4; the weights are random bytes. First the checks:
 the output against float32, equal outputs of all ways, the launch lists. Then the times, in CUDA graphs and eager, for
-one layer and for 24 with weights of their own: a layer that is replayed alone finds much of its weights in the L2
-cache, a model does not. `bytes` is what must be read at least, the weights of the chosen experts and the router's.
+one layer and for 24 with weights of their own: a layer that is replayed alone may find weights in the L2 cache, a model
+does not. `bytes` is what one layer must read at least, the weights of the chosen experts and the router's, and
+`model_bytes` the same for 24.
 
 Each generation of triton_kernels runs in a process of its own, with the paths that `benchmarks/routing.py` explains.
 """
@@ -112,12 +113,24 @@ def least_bytes(config: Config, layer: Layer, hidden: torch.Tensor) -> int:
     return chosen * (values // 2 + values // 32) + layer.router.nbytes
 
 
+def sum_bytes(config: Config, layers: list[Layer], hidden: torch.Tensor) -> int:
+    """The least bytes of all layers, each with what the one before hands it."""
+    from gptoss_lab.moe.fused_routing import route
+
+    total = 0
+    for layer in layers:
+        total += least_bytes(config, layer, hidden)
+        hidden = run_layer(layer, hidden, route, config.num_experts_per_tok)
+        hidden = F.rms_norm(hidden, (hidden.shape[1],))
+    return total
+
+
 def check(config: Config, options: argparse.Namespace) -> dict[str, Any]:
     """Hold the product against float32 and the ways against each other, and list the launches."""
     from gptoss_lab.moe.experts import prepare_experts
-    from gptoss_lab.moe.launches import launches
+    from gptoss_lab.moe.launches import timeline
 
-    k, found = config.num_experts_per_tok, {"errors": {}, "launches": {}}
+    k, found = config.num_experts_per_tok, {"errors": {}, "launches": {}, "timelines": {}}
     layer = make_layer(config, 0, prepare_experts)
     plain = make_experts(config, 0)
     wide = Experts(config, torch.float32).cuda()
@@ -137,25 +150,32 @@ def check(config: Config, options: argparse.Namespace) -> dict[str, Any]:
                 raise AssertionError(f"{tokens} tokens: {name} gives another output than reuse")
     hidden = make_hidden(config, 1)
     for name, way in ways().items():
-        found["launches"][name] = launches(lambda way=way: run_layer(layer, hidden, way, k))
-        say(f"{name:8} {len(found['launches'][name])} launches")
+        line = timeline(partial(run_layer, layer, hidden, way, k))
+        found["launches"][name] = [launch.name for launch in line]
+        found["timelines"][name] = [dataclasses.asdict(launch) for launch in line]
+        say(f"{name:8} {len(line)} launches")
     return found
 
 
-def measure_ours(config: Config, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """All three ways, in turns."""
+def measure_ours(config: Config, options: argparse.Namespace) -> dict[str, Any]:
+    """All three ways, in turns, and the bytes that they must read."""
     from gptoss_lab.moe.experts import prepare_experts
 
     k = config.num_experts_per_tok
     runs = {name: (lambda layer, hidden, way=way: run_layer(layer, hidden, way, k)) for name, way in ways().items()}
-    return measure_runs(config, options, prepare_experts, runs)
+    layers = [make_layer(config, seed, prepare_experts) for seed in range(options.layers)]
+    hidden = {tokens: make_hidden(config, tokens) for tokens in options.tokens}
+    return {
+        "timings": measure_runs(config, options, layers, runs),
+        "bytes": {tokens: least_bytes(config, layers[0], rows) for tokens, rows in hidden.items()},
+        "model_bytes": {tokens: sum_bytes(config, layers, rows) for tokens, rows in hidden.items()},
+    }
 
 
-def measure_legacy(config: Config, options: argparse.Namespace) -> list[dict[str, Any]]:
+def measure_legacy(config: Config, options: argparse.Namespace) -> dict[str, Any]:
     """The same layer with 3.5.1: its router, and its product `matmul_ogs`."""
     from triton_kernels import matmul_ogs as ogs
     from triton_kernels.routing import routing
-    from triton_kernels.specialize import FnSpecs
     from triton_kernels.swiglu import swiglu_fn
     from triton_kernels.tensor import FP4, convert_layout, wrap_torch_tensor
     from triton_kernels.tensor_details import layout
@@ -173,7 +193,7 @@ def measure_legacy(config: Config, options: argparse.Namespace) -> list[dict[str
         up = project(experts.gate_up_proj_blocks, experts.gate_up_proj_scales, experts.gate_up_proj_bias)
         return up, project(experts.down_proj_blocks, experts.down_proj_scales, experts.down_proj_bias)
 
-    specs = FnSpecs("swiglu", swiglu_fn, ("alpha", "limit"))
+    specs = ogs.FnSpecs("swiglu", swiglu_fn, ("alpha", "limit"))
     activation = ogs.FusedActivation(specs, (1.702, config.swiglu_limit), 2)
 
     def run(layer: Layer, hidden: torch.Tensor) -> torch.Tensor:
@@ -192,8 +212,9 @@ def measure_legacy(config: Config, options: argparse.Namespace) -> list[dict[str
             gammas=data.gate_scal,
         )
 
-    check_legacy(config, make_layer(config, 0, prepare), run)
-    return measure_runs(config, options, prepare, {"legacy": run})
+    layers = [make_layer(config, seed, prepare) for seed in range(options.layers)]
+    check_legacy(config, layers[0], run)
+    return {"timings": measure_runs(config, options, layers, {"legacy": run})}
 
 
 def check_legacy(config: Config, layer: Layer, run: Callable) -> None:
@@ -209,9 +230,9 @@ def check_legacy(config: Config, layer: Layer, run: Callable) -> None:
 
 
 def measure_runs(
-    config: Config, options: argparse.Namespace, prepare: Callable[[Experts], Any], runs: dict[str, Callable]
+    config: Config, options: argparse.Namespace, layers: list[Layer], runs: dict[str, Callable]
 ) -> list[dict[str, Any]]:
-    layers = [make_layer(config, seed, prepare) for seed in range(options.layers)]
+    """Each run over the first layer and over all, in CUDA graphs and eager."""
     found = []
     for count in (1, options.layers):
         for tokens in options.tokens:
@@ -285,19 +306,15 @@ def main() -> int:
     record: dict[str, Any] = {"provenance": None, "sizes": sizes | {"k": config.num_experts_per_tok}, "failures": {}}
     for name in ("check", "timings"):
         part = run_part(name, options)
-        record[name] = part.get("result")
+        record |= part.get("result") or {} if name == "timings" else {name: part.get("result")}
         record["provenance"] = part.get("provenance", record["provenance"])
         if "error" in part:
             record["failures"][name] = part["error"]
     if options.legacy:
         part = run_part("legacy", options, [str(Path(options.legacy).resolve()), str(REPOSITORY)])
-        record["legacy"] = {"provenance": part.get("provenance"), "timings": part.get("result")}
+        record["legacy"] = {"provenance": part.get("provenance")} | (part.get("result") or {})
         if "error" in part:
             record["failures"]["legacy"] = part["error"]
-    with torch.no_grad():
-        layer = make_layer(config, 0, lambda experts: None)
-        hidden = {tokens: make_hidden(config, tokens) for tokens in options.tokens}
-        record["bytes"] = {tokens: least_bytes(config, layer, rows) for tokens, rows in hidden.items()}
     record["provenance"] = (record["provenance"] or {}) | {"command": provenance.command()}
     provenance.write_record(options.out, record)
     say(f"written: {options.out}; failures: {record['failures'] or 'none'}")

@@ -28,6 +28,7 @@ class Counters:
         self.lock = threading.Lock()
         self.of_stream: dict[int, torch.Tensor] = {}
         self.chunk = torch.empty(0, dtype=torch.int32, device=device)
+        self.chunks: list[torch.Tensor] = []  # all of them stay: a graph holds the bare address of its counter
         self.used = 0
 
     def take(self) -> torch.Tensor:
@@ -50,6 +51,7 @@ class Counters:
             with self.lock:
                 if len(self.chunk) - self.used < RESERVE:
                     self.chunk, self.used = torch.zeros(CHUNK, dtype=torch.int32, device=self.device), 0
+                    self.chunks.append(self.chunk)
                     if self.device.type == "cuda":
                         torch.cuda.current_stream(self.device).synchronize()  # zero for all streams, not for this one
                 counter = self.of_stream.setdefault(stream, self._next())

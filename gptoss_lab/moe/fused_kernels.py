@@ -39,6 +39,7 @@ def route_in_one(
     K: tl.constexpr,
     PICKS: tl.constexpr,
     INF: tl.constexpr,
+    NEAR: tl.constexpr,
     LINES: tl.constexpr,
     LINES_PAD: tl.constexpr,
     FIRST_LOG2: tl.constexpr,
@@ -49,7 +50,7 @@ def route_in_one(
         Out, n_tokens * K, n_experts, n_blocks, 0, LINES
     )
     experts, weights, slots, is_pick, sizes = choose(
-        Logits, stride, 0, n_tokens, n_experts, ROWS, COLUMNS, K, PICKS, INF
+        Logits, stride, 0, n_tokens, n_experts, ROWS, COLUMNS, K, PICKS, INF, NEAR
     )
     order = (experts << 16) | slots
     rows = tl.sum((order[None, :] < order[:, None]).to(tl.int32), 1)  # how many come before
@@ -77,6 +78,7 @@ def count_part(
     K: tl.constexpr,
     PICKS: tl.constexpr,
     INF: tl.constexpr,
+    NEAR: tl.constexpr,
 ):
     """Choose for this program's tokens, and keep what the placing needs.
 
@@ -85,7 +87,7 @@ def count_part(
     """
     part, columns = tl.program_id(0), tl.arange(0, COLUMNS)
     experts, weights, slots, is_pick, sizes = choose(
-        Logits, stride, part * ROWS, n_tokens, n_experts, ROWS, COLUMNS, K, PICKS, INF
+        Logits, stride, part * ROWS, n_tokens, n_experts, ROWS, COLUMNS, K, PICKS, INF, NEAR
     )
     earlier = (experts[None, :] == experts[:, None]) & (slots[None, :] < slots[:, None])
     before = tl.sum(earlier.to(tl.int32), 1)
@@ -122,6 +124,7 @@ def route_by_last(
     K: tl.constexpr,
     PICKS: tl.constexpr,
     INF: tl.constexpr,
+    NEAR: tl.constexpr,
     LINES: tl.constexpr,
     LINES_PAD: tl.constexpr,
     FIRST_LOG2: tl.constexpr,
@@ -134,7 +137,7 @@ def route_by_last(
     Combine, Dispatch, SliceSizes, SliceOffs, BlockOffs, Schedule, Sizes, Picked = split(
         Out, n_slots, n_experts, n_blocks, n_parts, LINES
     )
-    count_part(Logits, stride, Gate + n_slots, Sizes, Picked, n_tokens, n_experts, ROWS, COLUMNS, K, PICKS, INF)
+    count_part(Logits, stride, Gate + n_slots, Sizes, Picked, n_tokens, n_experts, ROWS, COLUMNS, K, PICKS, INF, NEAR)
     if is_last(Counter):
         slots, parts, columns = tl.arange(0, SLOTS), tl.arange(0, PARTS), tl.arange(0, COLUMNS)
         is_slot, is_size = slots < n_slots, (parts < n_parts)[:, None] & (columns < n_experts)[None, :]
@@ -146,7 +149,7 @@ def route_by_last(
             SliceSizes, SliceOffs, BlockOffs, tl.sum(sizes, 0), n_experts, FIRST_LOG2, LINES, LINES_PAD
         )
         first_in_part = tl.reshape(first[None, :] + tl.cumsum(sizes, 0) - sizes, [PARTS * COLUMNS])
-        where = slots // (ROWS * K) * COLUMNS + (picked & 0xFFFF)
+        where = tl.where(is_slot, slots // (ROWS * K) * COLUMNS + (picked & 0xFFFF), 0)
         rows = tl.gather(first_in_part, where, 0) + (picked >> 16)
         tl.store(Gate + rows, weights, mask=is_slot)
         tl.store(Combine + rows, slots, mask=is_slot)
@@ -169,6 +172,7 @@ def count(
     K: tl.constexpr,
     PICKS: tl.constexpr,
     INF: tl.constexpr,
+    NEAR: tl.constexpr,
     LINES: tl.constexpr,
     LINES_PAD: tl.constexpr,
     FIRST_LOG2: tl.constexpr,
@@ -180,7 +184,7 @@ def count(
     """
     n_slots, n_parts = n_tokens * K, tl.num_programs(0)
     _, _, SliceSizes, SliceOffs, BlockOffs, _, Sizes, Picked = split(Out, n_slots, n_experts, n_blocks, n_parts, LINES)
-    count_part(Logits, stride, Gate + n_slots, Sizes, Picked, n_tokens, n_experts, ROWS, COLUMNS, K, PICKS, INF)
+    count_part(Logits, stride, Gate + n_slots, Sizes, Picked, n_tokens, n_experts, ROWS, COLUMNS, K, PICKS, INF, NEAR)
     if is_last(Counter):
         columns, total = tl.arange(0, COLUMNS), tl.zeros([COLUMNS], tl.int32)
         for begin in range(0, n_parts, PARTS):

@@ -21,6 +21,7 @@ from gptoss_lab.moe.generations import sparse_kernels
 from gptoss_lab.moe.routing import WORD, Routing, check_topk, reuse, topk
 
 ONE_PROGRAM = 16  # tokens; up to here no expert has more than one block of 16 rows
+PAIRED = 128  # picks that one program compares with each other
 ONE_LAUNCH = 256  # tokens
 TWO_LAUNCHES = 4096  # tokens; above, `reuse` is as fast
 WIDEST = 1024  # experts; a program holds whole rows
@@ -46,11 +47,11 @@ def route(logits: torch.Tensor, k: int) -> Routing:
 
     Idea: triton_kernels 3.5.1 fused routing into four launches; see vLLM issue 28986 for why it matters.
     """
-    check_topk(logits, k, None, any_k=logits.shape[-1] <= WIDEST)
+    check_topk(logits, k, None, any_k=logits.ndim == 2 and logits.shape[1] <= WIDEST)
     tokens, experts = logits.shape
     if experts > WIDEST or (tokens > TWO_LAUNCHES and k & (k - 1) == 0):
         return reuse(topk(logits, k), experts)
-    plan = make_plan(tokens, experts, k, logits.dtype)
+    plan = make_plan(tokens, experts, k, logits.dtype, is_aligned(logits))
     out = torch.empty(plan.total, dtype=torch.int32, device=logits.device)
     gate = torch.empty(plan.gates, dtype=logits.dtype, device=logits.device)
     if logits.device.type == "cuda" and logits.device.index != torch.cuda.current_device():
@@ -59,6 +60,16 @@ def route(logits: torch.Tensor, k: int) -> Routing:
     else:
         launch(plan, logits, gate, out)
     return plan.read(gate, out)
+
+
+def is_aligned(logits: torch.Tensor) -> bool:
+    """Whether Triton takes the rows that `topk` reads for aligned to 16 elements.
+
+    With NaN made positive it reads a contiguous copy; see `topk`.
+    """
+    if logits.shape[1] % WORD:
+        return logits.shape[1] % 16 == 0
+    return logits.stride(0) % 16 == 0 and logits.data_ptr() % 16 == 0
 
 
 @dataclass(frozen=True)
@@ -97,20 +108,24 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=4096)
-def make_plan(tokens: int, experts: int, k: int, dtype: torch.dtype) -> Plan:
-    """Settle how many programs take how many tokens, with how many warps. Found by measurement on an H200."""
+def make_plan(tokens: int, experts: int, k: int, dtype: torch.dtype, aligned: bool = True) -> Plan:
+    """Settle how many programs take how many tokens, with how many warps. Found by measurement on an H200.
+
+    aligned: whether `topk` may load 16 bytes at once, and so one of its threads holds neighbouring values.
+    """
     ragged, up = sparse_kernels().RaggedTensorMetadata, triton.next_power_of_2
     log2 = ragged.block_sizes_log2()
     lines, slots, columns = len(log2), tokens * k, up(experts)
     blocks = ragged.max_n_blocks(experts, slots)
     launches = 1 if tokens <= ONE_LAUNCH else 2
-    if tokens <= ONE_PROGRAM:
+    if tokens <= ONE_PROGRAM and up(max(tokens, 1)) * up(k) <= PAIRED:
         rows, warps = up(max(tokens, 1)), 1 if tokens * columns <= 64 else 4 if tokens * columns <= 4096 else 8
-    else:
+    elif launches == 1:
         rows, warps = (8, 8) if columns <= 32 else (4, 4)
-        if launches == 2:
-            rows, warps = (16, 4) if tokens <= 2048 else (32, 8)
-        rows = max(rows, up(tokens) * columns // 16384) if launches == 1 else max(1, min(rows, 4096 // columns))
+        rows = max(min(rows, PAIRED // up(k)), up(tokens) * columns // 16384)
+    else:
+        rows, warps = (16, 4) if tokens <= 2048 else (32, 8)
+        rows = max(1, min(rows, PAIRED // up(k), 4096 // columns))
     parts = triton.cdiv(tokens, rows) if tokens else 1
     sizes = [slots, slots, experts, experts + 1, lines * (experts + 1), lines * blocks]
     sizes += [parts * experts, slots] if parts > 1 else [0, 0]
@@ -120,6 +135,7 @@ def make_plan(tokens: int, experts: int, k: int, dtype: torch.dtype) -> Plan:
         "K": k,
         "PICKS": up(k),
         "INF": INFINITY[dtype] if experts % WORD else 0,
+        "NEAR": 3 if up(k) == 32 else (16 // dtype.itemsize).bit_length() - 1 if aligned else 0,
         "LINES": lines,
         "LINES_PAD": up(lines),
         "FIRST_LOG2": log2[0],

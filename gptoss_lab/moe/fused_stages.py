@@ -38,21 +38,21 @@ def read_keys(keys, NBITS: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
-def add_as_topk(values, LEVELS: tl.constexpr):
+def add_as_topk(values, LEVELS: tl.constexpr, NEAR: tl.constexpr):
     """Sums over the last axis of 2 ** LEVELS values, [rows, 1], added in the order of triton_kernels' `topk`.
 
-    The last bit of a weight depends on the order: another one changed one float32 in seven. On a GPU neighbours are
-    added, then neighbours of the sums, and so on; from 16 values on, the last step but one adds those at distance two.
-    Found by trying all orders.
+    The last bit of a weight depends on the order: another one changed one float32 in seven. On a GPU, values that one
+    thread holds are added first, neighbour to neighbour, on NEAR levels. Then threads exchange sums, those that are
+    farthest from each other first.
     """
     if INTERPRETED:
         values = tl.sum(values, 1, keep_dims=True)
     else:
         for level in tl.static_range(LEVELS):
-            if LEVELS > 3 and level == LEVELS - 2:
-                pairs = tl.permute(tl.reshape(values, [values.shape[0], 2, values.shape[1] // 2]), [0, 2, 1])
-            else:
+            if level < NEAR:
                 pairs = tl.reshape(values, [values.shape[0], values.shape[1] // 2, 2])
+            else:
+                pairs = tl.permute(tl.reshape(values, [values.shape[0], 2, values.shape[1] // 2]), [0, 2, 1])
             left, right = tl.split(pairs)
             values = left + right
     return values
@@ -70,6 +70,7 @@ def choose(
     K: tl.constexpr,
     PICKS: tl.constexpr,
     INF: tl.constexpr,
+    NEAR: tl.constexpr,
 ):
     """Find the K largest logits of ROWS tokens, their softmax, and how often each expert was picked.
 
@@ -94,9 +95,10 @@ def choose(
         keys = tl.where(keys == top, 0, keys)
     sizes = tl.sum((is_real & (keys == 0)).to(tl.int32), 0)
     experts, values = read_keys(best, NBITS, DTYPE)
+    values = tl.where((tokens < n_tokens)[:, None], values, 0.0)  # or NaN comes of no token, and a warning of NaN
     values = tl.where(places < K, values, float("-inf"))
     raised = tl.exp(values - tl.max(values, 1)[:, None])
-    weights = tl.fdiv(raised, add_as_topk(raised, LEVELS))
+    weights = tl.fdiv(raised, add_as_topk(raised, LEVELS, NEAR))
     numbers = tl.arange(0, ROWS * PICKS)
     tokens, places = first_token + numbers // PICKS, numbers % PICKS
     is_pick = (tokens < n_tokens) & (places < K)
@@ -106,7 +108,7 @@ def choose(
 
 @triton.jit
 def split(Out, n_slots, n_experts, n_blocks, n_parts, LINES: tl.constexpr):
-    """The parts of the one int32 allocation, in the order of `fused_routing.measure_parts`."""
+    """The parts of the one int32 allocation, in the order of `Plan.sizes` in `fused_routing`."""
     Dispatch = Out + n_slots
     SliceSizes = Dispatch + n_slots
     SliceOffs = SliceSizes + n_experts

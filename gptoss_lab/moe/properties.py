@@ -12,6 +12,7 @@ import math
 import torch
 
 from gptoss_lab.moe.equivalence import assert_equivalent, drop_padding
+from gptoss_lab.moe.fused_routing import route
 from gptoss_lab.moe.parallel import assignments, rebuild_local, remap, sum_picks
 from gptoss_lab.moe.reference import reference
 from gptoss_lab.moe.routing import Routing, rebuild, reuse, topk
@@ -48,12 +49,13 @@ def hard_logits(tokens: int, experts: int, dtype: torch.dtype, seed: int) -> tor
     return bits.view(dtype)
 
 
-def check_routing(logits: torch.Tensor, k: int, n_rows: int | None = None) -> Routing:
-    """Hold `topk`, `reuse` and `rebuild` against the reference and each other. Raises AssertionError or
+def check_routing(logits: torch.Tensor, k: int, n_rows: int | None = None, fused: bool = True) -> Routing:
+    """Hold `topk`, `reuse`, `rebuild` and `route` against the reference and each other. Raises AssertionError or
     ValueError.
 
-    logits: [tokens, experts] on the device to try. Returns the routing of `reuse`. `rebuild` is left out with
-    n_rows, where it is unsafe.
+    logits: [tokens, experts] on the device to try. Returns the routing of `reuse`. With n_rows `rebuild` is left out,
+    where it is unsafe, and `route`, which has no n_rows. fused: whether `route` is held too; on a GPU it is compiled
+    for nearly every shape, which takes seconds.
     """
     experts = logits.shape[1]
     sparse = topk(logits, k, n_rows)
@@ -64,7 +66,23 @@ def check_routing(logits: torch.Tensor, k: int, n_rows: int | None = None) -> Ro
     if n_rows is None:
         in_bfloat16 = dataclasses.replace(reused, gate_scal=reused.gate_scal.to(torch.bfloat16))
         assert_equivalent(drop_padding(rebuild(sparse, experts)), in_bfloat16)
+        if fused:
+            assert_equivalent(route(logits, k), reused)
     return reused
+
+
+def check_route(logits: torch.Tensor, k: int) -> Routing:
+    """Hold `route` against the reference, and where `topk` takes k, against `reuse` without tolerance. Raises
+    AssertionError or ValueError.
+
+    logits: [tokens, experts] on the device to try. k: any that `route` takes. Returns the routing of `route`.
+    """
+    routed = route(logits, k)
+    validate_routing(routed)
+    assert_equivalent(routed, reference(logits, k), **ROUNDING[logits.dtype])
+    if k & (k - 1) == 0:
+        assert_equivalent(routed, reuse(topk(logits, k), logits.shape[1]))
+    return routed
 
 
 def check_ranks(logits: torch.Tensor, k: int, ranks: int, seed: int) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gptoss_lab.moe.generations import interpreting
-from gptoss_lab.moe.properties import check_ranks, check_routing, hard_logits
+from gptoss_lab.moe.properties import check_ranks, check_route, check_routing, hard_logits
 
 pytest.importorskip("hypothesis")
 from hypothesis import HealthCheck, assume, example, given, settings  # noqa: E402
@@ -22,10 +22,18 @@ EXPERTS = st.integers(1, MOST_EXPERTS)
 PICKS = st.sampled_from([1, 2, 4, 8])
 DTYPES = st.sampled_from([torch.bfloat16, torch.float16, torch.float32])
 SEEDS = st.integers(0, 2**31)
+# A GPU compiles `route` for nearly every shape, so there only the logits vary; the interpreter is free in both.
+ROUTED = [
+    *((0, 24, 3), (1, 32, 4), (3, 33, 6), (16, 24, 4), (16, 128, 8), (17, 5, 5), (32, 40, 3), (64, 32, 4)),
+    *((100, 128, 6), (256, 128, 8), (300, 33, 6), (1000, 128, 4)),
+]
+ANY_K = st.sampled_from([3, 5, 6, 7, 11])
+SHAPES = st.sampled_from(ROUTED) if NATIVE else st.tuples(st.integers(0, 40), EXPERTS, ANY_K)
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
 ]
 
 
@@ -46,7 +54,18 @@ def tries(on_cpu: int, on_gpu: int) -> settings:
 @example(tokens=8, experts=33, k=4, dtype=torch.float32, seed=2)
 def test_every_way_to_a_routing_gives_the_same(device, tokens, experts, k, dtype, seed):
     assume(k <= experts)
-    check_routing(hard_logits(tokens, experts, dtype, seed).to(device), k)
+    check_routing(hard_logits(tokens, experts, dtype, seed).to(device), k, fused=not NATIVE)
+
+
+@tries(on_cpu=25, on_gpu=1000)
+@given(shape=SHAPES, dtype=DTYPES, seed=SEEDS)
+@example(shape=(0, 24, 3), dtype=torch.float16, seed=4)
+@example(shape=(6, 33, 6), dtype=torch.bfloat16, seed=5)
+@example(shape=(32, 40, 3), dtype=torch.float32, seed=6)
+def test_one_launch_gives_the_same_for_any_k(device, shape, dtype, seed):
+    tokens, experts, k = shape
+    assume(k <= experts)
+    check_route(hard_logits(tokens, experts, dtype, seed).to(device), k)
 
 
 @tries(on_cpu=3, on_gpu=500)
