@@ -132,7 +132,7 @@ def check_properties(options: argparse.Namespace) -> Any:
         experts = 32 * kind.draw(1, options.most_experts // 32) - random.draw(0, 1) * random.draw(0, 32 - k)
         try:
             logits = hard_logits(tokens, experts, dtype, seed=done).to(device)
-            check_routing(logits, k, n_rows=None if done % 5 else random.draw(0, tokens))
+            check_routing(logits, k, None if done % 5 else random.draw(0, tokens), fused=False)
             if done % 4 == 0:
                 check_ranks(logits, k, ranks=random.draw(2, 4), seed=done)
         except Exception as error:
@@ -143,6 +143,26 @@ def check_properties(options: argparse.Namespace) -> Any:
             keep(options, {"examples": done - options.first_example})
     say(f"{done - options.first_example} examples hold")
     return {"examples": done - options.first_example}
+
+
+def check_fused(options: argparse.Namespace) -> Any:
+    """`route` with any k on random inputs; a run of examples has one shape, since each shape is compiled anew."""
+    from gptoss_lab.moe.properties import check_route, hard_logits
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    end, begin = time.monotonic() + options.property_seconds, options.first_example
+    done = begin
+    while done < begin + options.examples and time.monotonic() < end:
+        kind = Draws(seed=2_000_000 + done // options.run_length)
+        k, dtype = kind.draw(1, 8), (torch.bfloat16, torch.float16, torch.float32)[kind.draw(0, 2)]
+        tokens, experts = (kind.draw(0, 16), kind.draw(17, 300))[kind.draw(0, 1)], kind.draw(k, 160)
+        try:
+            check_route(hard_logits(tokens, experts, dtype, seed=done).to(device), k)
+        except Exception as error:
+            raise AssertionError(f"example {done}: {tokens} x {experts}, k {k}, {dtype}: {error}") from error
+        done += 1
+    say(f"{done - begin} examples hold")
+    return {"examples": done - begin}
 
 
 class Draws:
@@ -209,6 +229,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Any]] = {
     "launches": check_launches,
     "values": check_values,
     "properties": check_properties,
+    "fused": check_fused,
     "timelines": record_timelines,
     "timings": measure_ways,
 }

@@ -18,7 +18,7 @@ from gptoss_lab.course import lint, notebooks
 ROOT = Path(__file__).resolve().parents[1]
 WORKSHOP = ROOT / "WORKSHOP.md"
 SYLLABI = {path.stem: path for path in sorted((ROOT / "notebooks" / "syllabi").glob("*.md"))}
-TOTALS = {"90-minutes": 90, "half-day": 240, "full-day": 480, "two-days": 930}
+TOTALS = {"90-minutes": 90, "half-day": 240, "full-day": 480, "two-days": 985}
 HOME = "00__start_here.ipynb"
 WHOLE, READING = "reading and exercises", "reading only"
 LONGEST_WITHOUT_A_BREAK = 120  # minutes
@@ -163,6 +163,8 @@ def test_what_is_skipped_saves_what_it_says(name):
     for before, gain in re.findall(r"The break before lesson (\d\d) saves (\d+) minutes", late):
         place = numbers(name).index(before)
         assert rows(name)[place - 1].what == "Break" and rows(name)[place - 1].minutes == int(gain)
+    for lesson, gain in re.findall(r"Lesson (\d\d) at home saves (\d+) minutes", late):
+        assert rows(name)[numbers(name).index(lesson)].minutes == int(gain)
     assert len(re.findall(r"\bsaves\b", late)) == len(re.findall(r"\bsaves \d+ minutes", late))
 
 
