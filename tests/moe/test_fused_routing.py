@@ -426,6 +426,7 @@ def test_every_entry_is_written_and_none_beside(bounds, logits, monkeypatch, way
         x = logits(tokens, experts, dtype)
         plan = make_plan(tokens, experts, k, dtype)
         assert (plan.parts > 1, plan.launches) == (way != ONE, len(way))
+        route(x, k)  # a device's counters are allocated once
         guarded = Guarded()
         with monkeypatch.context() as patch:
             patch.setattr(torch, "empty", guarded)

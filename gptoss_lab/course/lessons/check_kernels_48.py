@@ -125,7 +125,7 @@ def _(place):
 
 @place.cost("one launch")
 def _(place):
-    alone = place.__wrapped__.kernel  # without the memory that the checker prepares, which takes launches too
+    alone = place.__wrapped__.launched  # without the memory that the checker prepares, which takes launches too
     logits = _logits(3)
     seen = launches(lambda: route_with(alone, logits, 4))
     if len(seen) > 1:

@@ -29,7 +29,7 @@ NO_EXPERT = 0x7FFF
 class KernelChecker(Checker):
     """A checker whose cases get `run(way, *inputs)`, which calls `way(kernel, *inputs)`.
 
-    A kernel cannot be called like a function, so `way` launches it and returns what it wrote. `run.__wrapped__.kernel`
+    A kernel cannot be called like a function, so `way` launches it and returns what it wrote. `run.__wrapped__.launched`
     is the kernel itself.
     """
 
@@ -42,16 +42,16 @@ class KernelChecker(Checker):
         code = getattr(getattr(run, "__wrapped__", run), "__code__", None)
         if code is not None and "NotImplementedError" in code.co_names:
             return self._not_attempted(self.name, self.name)
-        if callable(run) and not hasattr(run, "kernel"):
+        if callable(run) and not hasattr(run, "launched"):
             return self._report(False, [f"✗ `{self.name}` is not a kernel: put `@triton.jit` above its `def`"])
         return super().verdict(run)
 
 
 def launcher(kernel: Any) -> Any:
     """Return the function that the cases call; what is no kernel, and what is such a function, stays as it is."""
-    if hasattr(kernel, "kernel"):
+    if hasattr(kernel, "launched"):
         return kernel
-    kernel = inspect.unwrap(kernel)
+    kernel = inspect.unwrap(kernel, stop=lambda each: isinstance(each, KernelInterface))
     if not isinstance(kernel, KernelInterface):
         return kernel
 
@@ -65,7 +65,7 @@ def launcher(kernel: Any) -> Any:
                 cause = cause.__cause__
             raise cause from None
 
-    run.kernel = kernel
+    run.launched = kernel
     return run
 
 
