@@ -37,45 +37,10 @@ from gptoss_lab.config import Config  # noqa: E402
 from gptoss_lab.model import Experts  # noqa: E402
 from gptoss_lab.moe import measure  # noqa: E402
 from gptoss_lab.moe.generations import installed_generation  # noqa: E402
+from gptoss_lab.moe.layer import Layer, make_experts, make_hidden, make_layer  # noqa: E402
 
 TOKENS = (1, 4, 16, 64)
 BOUND = 0.005  # relative error of the MXFP4 product in BF16 against float32
-
-
-@dataclasses.dataclass(frozen=True)
-class Layer:
-    """A layer's weights on the GPU: the router's, and the experts' as the generation of triton_kernels wants them."""
-
-    router: torch.Tensor  # bfloat16 [experts, hidden]
-    bias: torch.Tensor  # bfloat16 [experts]
-    experts: Any
-
-
-def make_experts(config: Config, seed: int) -> Experts:
-    """Random MXFP4 bytes with scales that keep the values at the size of trained ones."""
-    random = torch.Generator("cuda").manual_seed(seed)
-    experts = Experts(config, torch.bfloat16).cuda()
-    for name, parameter in experts.named_parameters():
-        if name.endswith("blocks"):
-            parameter.data.random_(0, 256, generator=random)
-        elif name.endswith("scales"):
-            parameter.data.random_(118, 122, generator=random)
-        else:
-            parameter.data.normal_(std=0.1, generator=random)
-    return experts
-
-
-def make_layer(config: Config, seed: int, prepare: Callable[[Experts], Any]) -> Layer:
-    random = torch.Generator("cuda").manual_seed(1000 + seed)
-    router = torch.randn(config.num_local_experts, config.hidden_size, generator=random, device="cuda")
-    bias = torch.randn(config.num_local_experts, generator=random, device="cuda")
-    experts = make_experts(config, seed)
-    return Layer(router.bfloat16() / 32, bias.bfloat16(), prepare(experts))
-
-
-def make_hidden(config: Config, tokens: int) -> torch.Tensor:
-    random = torch.Generator("cuda").manual_seed(tokens)
-    return torch.randn(tokens, config.hidden_size, generator=random, device="cuda").bfloat16()
 
 
 def ways() -> dict[str, Callable[[torch.Tensor, int], Any]]:

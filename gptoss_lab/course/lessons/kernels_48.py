@@ -29,8 +29,8 @@ NO_EXPERT = 0x7FFF
 class KernelChecker(Checker):
     """A checker whose cases get `run(way, *inputs)`, which calls `way(kernel, *inputs)`.
 
-    A kernel cannot be called like a function, so `way` launches it and returns what it wrote. `run.__wrapped__.launched`
-    is the kernel itself.
+    A kernel cannot be called like a function, so `way` launches it and returns what it wrote. The kernel itself is
+    `run.__wrapped__.launched`.
     """
 
     def __call__(self, function: Any) -> None:

@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 
 from gptoss_lab.config import Config
-from gptoss_lab.model import Experts
 from gptoss_lab.moe import measure
-from gptoss_lab.moe.experts import PreparedExperts, prepare_experts, run_experts
+from gptoss_lab.moe.experts import run_experts
 from gptoss_lab.moe.fused_routing import route
 from gptoss_lab.moe.launches import Launch, timeline
+from gptoss_lab.moe.layer import Layer, make_hidden, make_layer
 from gptoss_lab.moe.routing import Routing, rebuild, reuse, topk
 from gptoss_lab.mxfp4 import BLOCK
 from gptoss_lab.weights.layout import tensor_specs
@@ -101,37 +101,6 @@ def count_experts(config: Config, nbytes: int) -> int:
     """Return how many experts are read if a layer reads `nbytes`: the inverse of `least_bytes`."""
     router = least_bytes(config, torch.full((1, 1), -1))
     return (nbytes - router) // (least_bytes(config, torch.zeros(1, 1, dtype=torch.int64)) - router)
-
-
-@dataclasses.dataclass(frozen=True)
-class Layer:
-    """A layer's weights on the GPU, random bytes."""
-
-    router: torch.Tensor  # bfloat16 [experts, hidden]
-    bias: torch.Tensor  # bfloat16 [experts]
-    experts: PreparedExperts
-
-
-def make_layer(config: Config, seed: int) -> Layer:
-    """Make a layer on the GPU with scales that keep the values at the size of trained ones."""
-    random = torch.Generator("cuda").manual_seed(seed)
-    experts = Experts(config, torch.bfloat16).cuda()
-    for name, parameter in experts.named_parameters():
-        if name.endswith("blocks"):
-            parameter.data.random_(0, 256, generator=random)
-        elif name.endswith("scales"):
-            parameter.data.random_(118, 122, generator=random)
-        else:
-            parameter.data.normal_(std=0.1, generator=random)
-    router = torch.randn(config.num_local_experts, config.hidden_size, generator=random, device="cuda")
-    bias = torch.randn(config.num_local_experts, generator=random, device="cuda")
-    return Layer(router.bfloat16() / 32, bias.bfloat16(), prepare_experts(experts))
-
-
-def make_hidden(config: Config, tokens: int) -> torch.Tensor:
-    """Make a layer's input on the GPU, bfloat16 [tokens, hidden]."""
-    random = torch.Generator("cuda").manual_seed(tokens)
-    return torch.randn(tokens, config.hidden_size, generator=random, device="cuda").bfloat16()
 
 
 def run_layers(layers: Sequence[Layer], hidden: torch.Tensor, way: str, k: int) -> torch.Tensor:
