@@ -7,6 +7,7 @@ import os
 import runpy
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
 
 from gptoss_lab.course.lab import CAPITALS, ROOT
@@ -287,7 +288,7 @@ def test_the_older_version_is_complete_and_differs_in_two_rows(tmp_path):
 
 def test_the_picture_says_which_part_is_wrong_where(monkeypatch):
     shown = []
-    monkeypatch.setattr(draw_24.figures, "show", lambda fig, alt, caption="": shown.append(alt))
+    monkeypatch.setattr(draw_24.figures, "show", lambda fig, alt, caption="": (shown.append(alt), plt.close(fig)))
     rounds = plan_rounds(read_checkpoint(CAPITALS), 2)
     parts = [[slot.name for slot in batch] for batch in rounds[0]]
     results = [RankResult(0, [], parts[1][:3], 2, "cpu", 0, 0), RankResult(1, [], [], 2, "cpu", 0, 0)]

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
+import matplotlib.pyplot as plt
 import pytest
 import torch
 
@@ -395,7 +396,7 @@ def test_a_child_may_die():
 
 def test_the_table_counts_what_each_check_sees(monkeypatch):
     said = []
-    monkeypatch.setattr(figures, "show", lambda fig, alt, caption="": said.append(alt))
+    monkeypatch.setattr(figures, "show", lambda fig, alt, caption="": (said.append(alt), plt.close(fig)))
     draw_46.draw_seen({"no fault": {"a": False, "b": True}, "x": {"a": True, "b": False}, "y": {"a": True, "b": True}})
     assert "2 planted faults by 2 checks. Faults seen: a 2, b 1. Alarms without a fault: 1." in said[0]
 
