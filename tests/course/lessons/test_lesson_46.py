@@ -6,8 +6,8 @@ import dataclasses
 from types import SimpleNamespace
 from unittest import mock
 
-import numpy as np
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 import torch
 
