@@ -127,7 +127,7 @@ class Checker:
 
     def __call__(self, function: Callable) -> None:
         if newer := newer_version(function, self.name):
-            print(f"{self.exercise}  {newer}: mend it and run it again. What follows is of the version before it.")
+            print(f"{self.exercise}  {newer}: mend it and run it again. The lines below judge your previous version.")
         self.last = self._packages_own(function) if is_packages_own(function) else self.verdict(function)
         print(self.last)
         if self.last.passed:

@@ -61,7 +61,7 @@ def check_memory_limit(facts: Facts) -> Finding:
     if facts.memory_limit is None:
         return Finding(OK, check, "RUNAI_STREAMER_MEMORY_LIMIT is unset: the streamer's default holds")
     found = f"RUNAI_STREAMER_MEMORY_LIMIT is {facts.memory_limit!r}: lessons that load at the default will differ"
-    return Finding(WARN, check, found, "unset RUNAI_STREAMER_MEMORY_LIMIT, and restart the kernel")
+    return Finding(WARN, check, found, "unset RUNAI_STREAMER_MEMORY_LIMIT, and start JupyterLab again")
 
 
 def generation(parts: list[str]) -> str:

@@ -79,11 +79,11 @@ def run_smoke(name: str, command: list[str] | None = None, seconds: float = SECO
     took = f"{time.monotonic() - started:.1f} s"
     try:
         said = json.loads(done.stdout.splitlines()[-1])
-        status, text = said["status"], said["text"]
+        status, text, mend = said["status"], said["text"], said["mend"]
     except (IndexError, ValueError, KeyError, TypeError):
         last = (done.stderr.strip().splitlines() or ["nothing was printed"])[-1]
-        status, text = FAIL, f"ended with status {done.returncode}: {last}"
-    return Finding(status, name, f"{took}: {text}", "" if status == OK else REPORT)
+        status, text, mend = FAIL, f"ended with status {done.returncode}: {last}", REPORT
+    return Finding(status, name, f"{took}: {text}", mend)
 
 
 # --- the screen
@@ -95,7 +95,7 @@ def in_short(finding: Finding) -> str:
     found = found.split(";")[0] if finding.status == OK else found
     line = f"{finding.status:<5} {finding.check:<17} {found}"
     mend = f"\n{'':<24}-> {finding.mend}" if finding.mend else ""
-    return f"{line if len(line) <= WIDTH or finding.mend else line[: WIDTH - 3] + '...'}{mend}"
+    return f"{line if len(line) <= WIDTH or finding.status != OK else line[: WIDTH - 3] + '...'}{mend}"
 
 
 def verdict(findings: list[Finding]) -> str:
@@ -124,10 +124,13 @@ def main() -> int:
 
 def run_one(name: str) -> None:
     """Run a smoke here and print what came of it as one line of JSON."""
+    from gptoss_lab.weights.limits import StreamingError  # here: the screen needs no streamer
+
     try:
-        said = {"status": OK, "text": SMOKES[name]()}
+        said = {"status": OK, "text": SMOKES[name](), "mend": ""}
     except Exception as fault:  # noqa: BLE001  whatever it is, it is what the instructor has to see
-        said = {"status": FAIL, "text": f"{type(fault).__name__}: {fault}"}
+        mend = "" if isinstance(fault, StreamingError) else REPORT  # such a setting's error says itself what to do
+        said = {"status": FAIL, "text": f"{type(fault).__name__}: {fault}", "mend": mend}
     print(json.dumps(said), flush=True)
 
 

@@ -69,6 +69,7 @@ def test_a_bad_setting_in_the_environment_is_named(monkeypatch, capsys, name, va
     said = json.loads(capsys.readouterr().out)
     assert said["status"] == FAIL
     assert name in said["text"] and repr(value) in said["text"] and "unset it" in said["text"]
+    assert said["mend"] == ""  # the error says it already; there is nothing to report
 
 
 def test_a_wrong_answer_of_the_model_fails(monkeypatch, capsys):

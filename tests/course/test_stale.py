@@ -18,7 +18,7 @@ BROKEN = "def double(x):\n    return 2 *"
 FAILS_ABOVE = "import a_module_that_is_not_there\n\n" + RIGHT
 FAILS_BELOW = RIGHT + "\n\ndouble()"
 CHECK = "check(double)"
-OLDER = "What follows is of the version before it."
+OLDER = "The lines below judge your previous version."
 
 
 @pytest.fixture
