@@ -26,6 +26,7 @@ CHECKS = (
     doctor_kernels.check_streamer,
     doctor_kernels.check_newer_streamer,
     doctor_kernels.check_memory_limit,
+    doctor_kernels.check_concurrency,
     doctor_checks.check_widgets,
     doctor_checks.check_others,
     doctor_checks.check_memory,

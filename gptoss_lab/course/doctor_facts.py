@@ -49,6 +49,7 @@ class Facts:
     visible_devices: str | None = None
     interpret: str | None = None
     memory_limit: str | None = None  # RUNAI_STREAMER_MEMORY_LIMIT
+    concurrency: str | None = None  # RUNAI_STREAMER_CONCURRENCY
     newer_streamer: str | None = None  # the release in the folder beside this environment
     triton_loaded_as: str | None = None  # "interpreter", "compiler", or None: not loaded in this process
     widgets_extension: bool = False
@@ -72,6 +73,7 @@ def gather() -> Facts:
         visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
         interpret=os.environ.get("TRITON_INTERPRET"),
         memory_limit=os.environ.get("RUNAI_STREAMER_MEMORY_LIMIT"),
+        concurrency=os.environ.get("RUNAI_STREAMER_CONCURRENCY"),
         newer_streamer=newer_streamer_version(),
         triton_loaded_as=how_triton_was_loaded(),
         widgets_extension=any((folder / WIDGETS / "package.json").is_file() for folder in extension_folders()),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from gptoss_lab.course.doctor_checks import FAIL, OK, WARN, Finding, pip_install, release
 from gptoss_lab.course.doctor_facts import Facts
 
@@ -11,6 +13,7 @@ KERNELS = "tokenspeed-triton-kernels==1.0.0.post20260510"
 STREAMER = "runai-model-streamer==0.16.1"
 # What Triton itself takes for "on"; torch and others take "1" alone.
 ON = ("1", "true", "on", "yes", "y")
+NUMBER = re.compile(r"\s*[-+]?\d+\s*")  # what the streamer reads in its variables
 
 
 def check_triton(facts: Facts) -> Finding:
@@ -57,11 +60,23 @@ def check_interpreter(facts: Facts) -> Finding:
 
 
 def check_memory_limit(facts: Facts) -> Finding:
-    check = "memory limit"
-    if facts.memory_limit is None:
-        return Finding(OK, check, "RUNAI_STREAMER_MEMORY_LIMIT is unset: the streamer's default holds")
-    found = f"RUNAI_STREAMER_MEMORY_LIMIT is {facts.memory_limit!r}: lessons that load at the default will differ"
-    return Finding(WARN, check, found, "unset RUNAI_STREAMER_MEMORY_LIMIT, and start JupyterLab again")
+    check, name, value = "memory limit", "RUNAI_STREAMER_MEMORY_LIMIT", facts.memory_limit
+    mend = f"unset {name}, and start JupyterLab again"
+    if value is None:
+        return Finding(OK, check, f"{name} is unset: the streamer's default holds")
+    if not NUMBER.fullmatch(value):
+        return Finding(FAIL, check, f"{name} is {value!r}: the streamer reads a plain number of bytes", mend)
+    return Finding(WARN, check, f"{name} is {value!r}: lessons that load at the default will differ", mend)
+
+
+def check_concurrency(facts: Facts) -> Finding:
+    check, name, value = "reading threads", "RUNAI_STREAMER_CONCURRENCY", facts.concurrency
+    if value is None:
+        return Finding(OK, check, f"{name} is unset: the streamer's default holds")
+    if not (NUMBER.fullmatch(value) and int(value) >= 1):
+        found = f"{name} is {value!r}: the streamer reads a number, 1 or more"
+        return Finding(FAIL, check, found, f"unset {name}, and start JupyterLab again")
+    return Finding(OK, check, f"{name} is {value!r}")
 
 
 def generation(parts: list[str]) -> str:

@@ -187,8 +187,20 @@ FAULTS = {
         "triton_kernels", FAIL, "no known generation", KERNELS,
     ),
     "a limit in the shell": (
+        replace(HEALTHY, memory_limit="262144"),
+        "memory limit", WARN, "'262144'", "unset RUNAI_STREAMER_MEMORY_LIMIT",
+    ),
+    "a limit that is no number": (
         replace(HEALTHY, memory_limit="1GiB"),
-        "memory limit", WARN, "'1GiB'", "unset RUNAI_STREAMER_MEMORY_LIMIT",
+        "memory limit", FAIL, "a plain number of bytes", "unset RUNAI_STREAMER_MEMORY_LIMIT",
+    ),
+    "threads that are no number": (
+        replace(HEALTHY, concurrency="abc"),
+        "reading threads", FAIL, "'abc'", "unset RUNAI_STREAMER_CONCURRENCY",
+    ),
+    "no threads": (
+        replace(HEALTHY, concurrency="0"),
+        "reading threads", FAIL, "1 or more", "unset RUNAI_STREAMER_CONCURRENCY",
     ),
     "no streamer": (
         having(runai_model_streamer=None, probed={"streamer": {"error": "gone"}}),
