@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from gptoss_lab.course.check import Checker, Mismatch, count_copies, expect_equal
-from gptoss_lab.course.describe import kind_of
+from gptoss_lab.course.describe import describe, kind_of
 from gptoss_lab.course.lessons.owning_20 import IN_ITS_MEMORY, WAYS, mark_storage, memory_of
 from gptoss_lab.weights.streaming import STREAMED
 
@@ -34,10 +34,7 @@ def _expect_owned(own: Callable, derived: torch.Tensor, lent: list, what: str) -
     """It must be equal, in other memory, on the host, and without a history."""
     before = derived.detach().clone()
     result = own(derived, lent)
-    if not isinstance(result, torch.Tensor):
-        raise Mismatch(
-            f"{what}: returned {type(result).__name__}, expected a tensor", kinds=(kind_of(result), "tensor")
-        )
+    _expect_tensor(result, what)
     start, stop = memory_of(result)
     if any(max(start, first) < min(stop, last) for first, last in lent):
         raise Mismatch(f"{what}: what came back still lies in the stream's memory")
@@ -46,12 +43,23 @@ def _expect_owned(own: Callable, derived: torch.Tensor, lent: list, what: str) -
         raise Mismatch(f"{what}: what came back asks for a gradient, expected a plain tensor")
 
 
+def _expect_tensor(result: object, what: str) -> None:
+    if not isinstance(result, torch.Tensor):
+        raise Mismatch(f"{what}: returned {describe(result)}, expected a tensor", kinds=(kind_of(result), "tensor"))
+
+
 def _expect_handed_on(own: Callable, tensor: torch.Tensor, lent: list, what: str) -> None:
-    if own(tensor, lent) is not tensor:
+    result = own(tensor, lent)
+    _expect_tensor(result, what)
+    if result is not tensor:
         raise Mismatch(f"{what} came back as another object, expected the same")
 
 
-@own_by_memory.case("as it was yielded", hint="`memory_of(tensor)` gives its addresses; copy if a range meets them.")
+@own_by_memory.case(
+    "as it was yielded",
+    hint="`memory_of(tensor)` gives its addresses; copy if a range meets them. "
+    '`.to("cpu")` of a CPU tensor is the tensor itself: `copy=True` makes a copy.',
+)
 def _(own_by_memory):
     buffer = Buffer()
     for start, stop in ((16, 48), (16, 24), (40, 48), (64, 80)):
@@ -81,6 +89,14 @@ def _(own_by_memory):
     buffer = Buffer()
     for start, stop in ((8, 24), (40, 60), (8, 56), (50, 70), (0, SIZE)):
         _expect_owned(own_by_memory, buffer.tensor(start, stop), buffer.lent, f"bytes {start} to {stop} of the buffer")
+
+
+@own_by_memory.case(
+    "a view that skips bytes", hint="`nbytes` is what it holds, not how far it reaches: ask the storage."
+)
+def _(own_by_memory):
+    buffer = Buffer()
+    _expect_owned(own_by_memory, buffer.tensor(0, SIZE)[::8], buffer.lent, "every eighth byte of the buffer")
 
 
 @own_by_memory.case("somebody else's tensor", hint="No byte of it is lent: return the object itself.")

@@ -83,12 +83,15 @@ class Fenced:
         outside = whole != POISON
         outside[self.margin : self.margin + self.n] = False
         places = (outside.nonzero().flatten() - self.margin).tolist()
+        inside = whole[self.margin : self.margin + self.n]
         if places:
+            hint = "Give the store a mask."
+            if left_out := (inside == POISON).nonzero().flatten().tolist():
+                hint = f"Entry {left_out[0]} was left out. Rows begin at 0, and a slot does not count itself."
             raise Mismatch(
-                f"the kernel wrote outside of `{self.name}`, which has {self.n} entries: at {places[0]}",
-                hint="Give the store a mask.",
+                f"the kernel wrote outside of `{self.name}`, which has {self.n} entries: at {places[0]}", hint=hint
             )
-        return whole[self.margin : self.margin + self.n]
+        return inside
 
 
 def device() -> str:
@@ -107,7 +110,7 @@ def run_rank(kernel: Any, experts: torch.Tensor) -> torch.Tensor:
     given, rows = around.clone().to(device()), Fenced("Rows", n, torch.int32, margin)
     kernel[(1,)](given[margin:], rows.start, n, N=margin)
     if not torch.equal(given.cpu(), around):
-        raise Mismatch("the kernel wrote to `Experts`, which is for reading only")
+        raise Mismatch("the kernel wrote to `Experts`, which is for reading only", hint="Store into `Rows` alone.")
     return rows.read()
 
 

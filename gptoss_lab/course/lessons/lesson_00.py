@@ -43,4 +43,6 @@ def _(tensor_bytes):
             answer = tensor_bytes((2, 2), code)
         except ValueError:
             continue
+        if isinstance(answer, ValueError):
+            raise Mismatch(f"code {code!r} returned a ValueError; raise it", "`raise ValueError(...)`, not `return`.")
         raise Mismatch(f"code {code!r} gave {show(answer)}, expected a ValueError")

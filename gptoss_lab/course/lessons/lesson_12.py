@@ -43,6 +43,13 @@ def _(shares_memory):
     _expect_shared(shares_memory, a, a.view(torch.uint8).reshape(4, 8), True)
 
 
+@shares_memory.case("in BF16", hint="NumPy knows no BF16: stay in PyTorch.", hint_for=TypeError)
+def _(shares_memory):
+    a = torch.arange(8.0).bfloat16()
+    _expect_shared(shares_memory, a, a[3:5], True)
+    _expect_shared(shares_memory, a, a.clone(), False)
+
+
 @shares_memory.case("neighbours in one buffer", hint="A range ends before its stop: touching is not overlapping.")
 def _(shares_memory):
     buffer = torch.zeros(16, dtype=torch.uint8)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 
 from gptoss_lab.course.check import Checker, Mismatch, count_copies, expect_equal
-from gptoss_lab.course.lessons.stand_ins_16 import Loader, OnDevice, Weights, expect_read
+from gptoss_lab.course.lessons.stand_ins_16 import (
+    Loader,
+    LoadsNormalFirst,
+    NeedsGpu,
+    OnDevice,
+    ReadsAhead,
+    Weights,
+    expect_counts,
+    expect_read,
+)
 from gptoss_lab.weights import hermetic
 from gptoss_lab.weights.streaming import STREAMED
 
@@ -53,9 +60,9 @@ def _(load_lazily):
 
 @load_lazily.case("a name with 'expert' in it that is none", hint="The loader looks for `.experts.`, dots included.")
 def _(load_lazily):
-    names = ["model.expert_norm.weight", EXPERT.format(0)]
-    loader = Loader(names).run(load_lazily)
-    expect_equal((list(loader.experts), list(loader.normal)), ([names[1]], [names[0]]), "experts and others")
+    others = ["model.expert_norm.weight", "model.experts_norm.weight", "model.shared_experts.weight"]
+    loader = Loader([*others, EXPERT.format(0)]).run(load_lazily)
+    expect_equal((list(loader.experts), list(loader.normal)), ([EXPERT.format(0)], others), "experts and others")
 
 
 @load_lazily.case("no tensors", hint="Call both halves, whatever the stream holds.")
@@ -68,6 +75,8 @@ def _(load_lazily):
 @load_lazily.cost("`own` is called for the others alone, once each", hint="An expert needs no copy.")
 def _(load_lazily):
     loader = Loader(MIXED).run(load_lazily)
+    if not loader.owned:
+        raise Mismatch("`own` was never called", "Call `own` for each pair that is not an expert.")
     expect_equal(loader.owned, [1, 4, 6], "how many tensors were produced at each call of `own`")
 
 
@@ -137,7 +146,12 @@ def _(own):
     expect_equal(own(_marked(torch.zeros(0, 3))), torch.zeros(0, 3))
 
 
-@own.case("a tensor on a device", hint='The copy belongs in host memory: `to("cpu", ...)`.')
+# Without "cpu", torch asks for CUDA: a RuntimeError, or an AssertionError where it was built without.
+@own.case(
+    "a tensor on a device",
+    hint='The copy belongs in host memory: `to("cpu", ...)`.',
+    hint_for=(RuntimeError, AssertionError),
+)
 def _(own):
     expect_equal(own(_marked(OnDevice(torch.arange(4.0)))), torch.arange(4.0))
 
@@ -158,54 +172,16 @@ def _(own):
 produced_when_seen = Checker("16.3", "produced_when_seen", done="It tells a draining loader from a lazy one.")
 
 
-class _NeedsGpu:
-    """A model class whose `__init__` must not be called."""
-
-    def __init__(self) -> None:
-        raise RuntimeError("no GPU found: make the instance without __init__, with object.__new__")
-
-    def _load_mxfp4_experts_weights(self, weights: Weights) -> None:
-        raise RuntimeError("the real expert half was called: replace it on the instance")
-
-    def _load_normal_weights(self, weights: Weights) -> None:
-        raise RuntimeError("the real normal half was called: replace it on the instance")
-
-
-class Drains(_NeedsGpu):
+class Drains(NeedsGpu):
     def _load_weights_mxfp4(self, weights: Weights) -> None:
         hermetic.drain(weights, self._load_mxfp4_experts_weights, self._load_normal_weights)
 
 
-class LoadsLazily(_NeedsGpu):
+class LoadsLazily(NeedsGpu):
     def _load_weights_mxfp4(self, weights: Weights) -> None:
         hermetic.load_lazily(
             weights, self._load_mxfp4_experts_weights, self._load_normal_weights, lambda tensor: tensor
         )
-
-
-class ReadsAhead(_NeedsGpu):
-    """Asks for the next tensor before it hands over the last one."""
-
-    def _load_weights_mxfp4(self, weights: Weights) -> None:
-        def one_ahead() -> Iterator[tuple[str, torch.Tensor]]:
-            held = None
-            for pair in weights:
-                if held is not None:
-                    yield held
-                held = pair
-            if held is not None:
-                yield held
-
-        self._load_mxfp4_experts_weights(one_ahead())
-        self._load_normal_weights([])
-
-
-class LoadsNormalFirst(_NeedsGpu):
-    """Calls the halves in the other order."""
-
-    def _load_weights_mxfp4(self, weights: Weights) -> None:
-        self._load_normal_weights([])
-        self._load_mxfp4_experts_weights(weights)
 
 
 def _fresh(model_class: type) -> type:
@@ -215,29 +191,29 @@ def _fresh(model_class: type) -> type:
 
 @produced_when_seen.case("a class that drains", hint="Count in the generator, just before each `yield`.")
 def _(produced_when_seen):
-    expect_equal(produced_when_seen(_fresh(Drains)), [3, 3, 3])
+    expect_counts(produced_when_seen(_fresh(Drains)), [3, 3, 3])
 
 
 @produced_when_seen.case("a class that loads lazily", hint="The recorder loops over `weights` and notes the count.")
 def _(produced_when_seen):
-    expect_equal(produced_when_seen(_fresh(LoadsLazily)), [1, 2, 3])
+    expect_counts(produced_when_seen(_fresh(LoadsLazily)), [1, 2, 3])
 
 
 @produced_when_seen.case("a class that reads one ahead")
 def _(produced_when_seen):
-    expect_equal(produced_when_seen(_fresh(ReadsAhead)), [2, 3, 3])
+    expect_counts(produced_when_seen(_fresh(ReadsAhead)), [2, 3, 3])
 
 
 @produced_when_seen.case("the halves in the other order")
 def _(produced_when_seen):
-    expect_equal(produced_when_seen(_fresh(LoadsNormalFirst)), [1, 2, 3])
+    expect_counts(produced_when_seen(_fresh(LoadsNormalFirst)), [1, 2, 3])
 
 
 @produced_when_seen.case("twice in a row", hint="Every call starts from nothing: no counter outside the function.")
 def _(produced_when_seen):
     model_class = _fresh(LoadsLazily)
     for call in ("first", "second"):
-        expect_equal(produced_when_seen(model_class), [1, 2, 3], f"the result of the {call} call")
+        expect_counts(produced_when_seen(model_class), [1, 2, 3], f"the result of the {call} call")
 
 
 @produced_when_seen.case("the class is left as it was", hint="Replace the methods on the instance, not on the class.")

@@ -99,6 +99,12 @@ def _(rank):
     expect_equal(rank(experts), expected_rank(experts))
 
 
+@rank.case("300 slots, 2 experts", hint="Room for 132 slots, or for 256, is not enough: how many slots are there?")
+def _(rank):
+    experts = random_experts(300, 2)
+    expect_equal(rank(experts), expected_rank(experts))
+
+
 @rank.case("experts 5 and 32766", hint="Ids are int16 in `topk`, and can be this large. Does a key leave int32?")
 def _(rank):
     experts = random_experts(132, 2) * 32761 + 5
@@ -152,14 +158,17 @@ def _random_sizes(parts: int, experts: int) -> torch.Tensor:
     return torch.randint(0, 5, (parts, experts), generator=random, dtype=torch.int32)
 
 
+@first_rows.case(
+    "one expert",
+    hint="Expert 0 begins at row 0, and a part of it where the parts before it end: leave its own size out.",
+)
+def _(first_rows):
+    _expect_first_rows(first_rows, torch.tensor([[2], [1], [3]], dtype=torch.int32))
+
+
 @first_rows.case("one part", hint="Expert e begins where the experts before it end: leave its own size out.")
 def _(first_rows):
     _expect_first_rows(first_rows, torch.tensor([[2, 1, 3]], dtype=torch.int32))
-
-
-@first_rows.case("one expert", hint="A part begins where the parts before it end: leave its own size out.")
-def _(first_rows):
-    _expect_first_rows(first_rows, torch.tensor([[2], [1], [3]], dtype=torch.int32))
 
 
 @first_rows.case("two parts", hint="Before an expert stand all rows of smaller experts, those of later parts too.")

@@ -24,7 +24,8 @@ def _count(config: Config, experts: int) -> int:
 
 
 def _expect_bytes(learner: Callable, config: Config, chosen: torch.Tensor, experts: int) -> None:
-    expect_equal(learner(config, chosen), _count(config, experts), "the number of bytes")
+    asked = f"{experts} experts of {config.num_local_experts}, hidden {config.hidden_size}"
+    expect_equal(learner(config, chosen), _count(config, experts), f"the number of bytes for {asked}")
 
 
 def _ids(*rows: list[int], dtype: torch.dtype = torch.int16) -> torch.Tensor:
@@ -45,7 +46,7 @@ def _(least_bytes):
     _expect_bytes(least_bytes, GPT_OSS_20B, _ids([30, 2, 17, 9]), 4)
 
 
-@least_bytes.case("two tokens, eight experts")
+@least_bytes.case("two tokens, eight experts", hint="Count every token's experts. Expert 0 is an expert.")
 def _(least_bytes):
     _expect_bytes(least_bytes, GPT_OSS_20B, _ids([0, 1, 2, 3], [31, 30, 29, 28]), 8)
 
@@ -130,12 +131,17 @@ def _expect_share(
             f"{row['way']} {row['median_us']:g} ({row['layers']} layers, {row['tokens']} tokens, {row['mode']})"
             for row in rows
         )
-        raise Mismatch(f"the share is {share:.4g}, expected {expected:.4g}, for {what}, with medians {medians}")
+        raise Mismatch(f"the share is {share:.10g}, expected {expected:.10g}, for {what}, with medians {medians}")
 
 
 @saved_share.case("the layers are the whole step", hint="What is saved, divided by the time before.")
 def _(saved_share):
     _expect_share(saved_share, _pair(200.0, 150.0), 0.25)
+
+
+@saved_share.case("a third", hint="Return the share as it is: do not round it.")
+def _(saved_share):
+    _expect_share(saved_share, _pair(300.0, 200.0), 1 / 3)
 
 
 @saved_share.case("half of the step is something else", hint="The whole is the layers before the change, and the rest.")
@@ -197,4 +203,14 @@ def _(saved_share):
 )
 def _(saved_share):
     rows = _pair(1000.0, 750.0) + [_row(24, 4, "legacy", "graph", 700.0)]
+    expect_raises(saved_share, ValueError, rows, "reuse", "legacy", 1, "graph", 0.0, mentions=("legacy",))
+
+
+@saved_share.case(
+    "a way that was measured for one layer only",
+    hint="Take the most layers of all rows, not of each way: one layer is not comparable to 24. Raise ValueError.",
+    hint_for=(KeyError, IndexError, StopIteration, TypeError, UnboundLocalError),
+)
+def _(saved_share):
+    rows = _pair(1000.0, 750.0) + [_row(1, 1, "legacy", "graph", 30.0)]
     expect_raises(saved_share, ValueError, rows, "reuse", "legacy", 1, "graph", 0.0, mentions=("legacy",))

@@ -8,7 +8,7 @@ running the lesson's own cells.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -32,23 +32,25 @@ class Bucket:
     def __init__(self, store: ObjectStore | None, record: Mapping[str, Any] | None) -> None:
         self.store, self.record = store, record
         self.found: dict[str, Any] = {}
+        self.closed = False
 
     @property
     def uris(self) -> list[str] | None:
         """Where ranks find the checkpoint's files: in the bucket, or None for the local ones."""
-        return None if self.store is None else list(self.found["uris"])
+        return list(self.found["uris"]) if self._is_live() else None
 
     @property
     def environment(self) -> dict[str, str]:
         """What a process needs in its environment to find the bucket."""
-        return {} if self.store is None else self.store.env()
+        return self.store.env() if self._is_live() else {}
 
     def shown(self, what: str, look: Callable[[], Any]) -> Any:
         """Return what `look` finds in the live bucket, else what the record holds under the name `what`.
 
-        Lists, dicts and plain values only, as in JSON. Raises KeyError with the remedy if the record lacks it.
+        Lists, dicts and plain values only, as in JSON. Raises KeyError with the remedy if the record lacks it, and
+        RuntimeError if the live bucket was closed.
         """
-        if self.store is not None:
+        if self._is_live():
             self.found[what] = json.loads(json.dumps(look()))
         elif self.record is None or what not in self.record["found"]:
             raise KeyError(f"no record of {what!r}: take it with the extra s3 installed, {RECORD_IT}")
@@ -56,10 +58,24 @@ class Bucket:
             self.found[what] = self.record["found"][what]
         return self.found[what]
 
+    def replace(self, files: Iterable[Path], prefix: str) -> list[str]:
+        """Upload files under a prefix of the live bucket, and remove what was there; returns their addresses."""
+        client, place = self.store.client(), {"Bucket": self.store.bucket}
+        for found in client.list_objects_v2(**place, Prefix=f"{prefix}/").get("Contents", []):
+            client.delete_object(**place, Key=found["Key"])
+        return self.store.upload(files, prefix)
+
     def close(self) -> None:
         """End the server, if there is one."""
+        self.closed = True
         if self.store is not None:
             self.store.stop()
+
+    def _is_live(self) -> bool:
+        if self.store is not None and self.closed:
+            remedy = "run `bucket = storage_24.open_bucket()`, then the cell below it, which uploads"
+            raise RuntimeError(f"the bucket is closed: {remedy}")
+        return self.store is not None
 
 
 def open_bucket(path: Path = RECORD) -> Bucket:

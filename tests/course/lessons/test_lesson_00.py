@@ -49,6 +49,10 @@ def wrong_error(shape, dtype):
     return math.prod(shape) * SIZES[dtype]
 
 
+def returns_the_error(shape, dtype):
+    return math.prod(shape) * SIZES[dtype] if dtype in SIZES else ValueError(dtype)
+
+
 def prints_it(shape, dtype):
     print(math.prod(shape) * known(dtype))
 
@@ -73,6 +77,7 @@ WRONG = {
         "never refuses": (never_refuses, "code 'X9' gave 0, expected a ValueError"),
         "reads the size off the code": (digits_of_the_code, "code 'U16' gave 8, expected a ValueError"),
         "raises another error": (wrong_error, "raised KeyError: 'X9'"),
+        "returns the error": (returns_the_error, "code 'X9' returned a ValueError; raise it"),
         "prints instead of returning": (prints_it, "is None, expected the int 262144"),
         "returns a float": (float_bytes, "is the float 262144.0, expected the int"),
     }

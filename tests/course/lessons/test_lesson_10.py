@@ -37,6 +37,11 @@ def from_two_lists(expected, actual):
     return [n for n in [*expected, *actual] if n in wrong]
 
 
+def unsorted(expected, actual):
+    wrong = compare.differing(expected, actual)
+    return [n for n in dict.fromkeys([*expected, *actual]) if n in wrong]
+
+
 def pops(expected, actual):
     wrong = sorted(expected.keys() ^ actual.keys())
     for name in list(expected):
@@ -92,12 +97,17 @@ DIFFERING = {
         differing_by(lambda a, b: same_form(a, b) and torch.equal(a.view(torch.uint8), b.view(torch.uint8))),
         "case 'strides, scalars, views'",
     ),
+    "cannot view every second element": (
+        differing_by(lambda a, b: same_form(a, b) and torch.equal(*(t.reshape(-1).view(torch.uint8) for t in (a, b)))),
+        "Make a tensor contiguous and flat before you view it as bytes",
+    ),
     "compares the whole storage": (differing_by(flat_in_storage), "case 'strides, scalars, views'"),
     "NumPy knows no BF16": (
         differing_by(lambda a, b: same_form(a, b) and a.numpy().tobytes() == b.numpy().tobytes()),
         "raised TypeError: Got unsupported ScalarType BFloat16",
     ),
     "the names of one side": (one_side, "case 'a name that only one side has'"),
+    "in the order of the dicts": (unsorted, "case 'all differ, sorted by name'"),
     "names twice, unsorted": (from_two_lists, "has 4 items, expected 2"),
     "a set": (lambda expected, actual: set(compare.differing(expected, actual)), "expected a list of 0 items"),
     "changes the dict": (pops, "the function changed its input: `expected` lacks"),
@@ -132,6 +142,11 @@ def every_fourth(haystack, needle):
 def all_but_the_last_place(haystack, needle):
     """The range of a search that ends one too early, and starts one too late."""
     places = range(1, len(haystack) - len(needle))
+    return next((i for i in places if haystack[i : i + len(needle)] == needle), None)
+
+
+def all_but_the_last(haystack, needle):
+    places = range(len(haystack) - len(needle))
     return next((i for i in places if haystack[i : i + len(needle)] == needle), None)
 
 
@@ -183,6 +198,7 @@ SOURCE_OF = {
     "an offset of 0 is no find": (source_by(lambda h, n: found(h, n) or None), "An offset of 0 is a find too"),
     "at the start only": (source_by(lambda h, n: 0 if h.startswith(n) else None), "case 'from the middle'"),
     "off by one at both ends": (source_by(all_but_the_last_place), "case 'the bytes of another tensor"),
+    "off by one at the end": (source_by(all_but_the_last), "The last possible offset is len - probe."),
     "elements, not bytes": (source_by(every_fourth), "Search bytes, not elements"),
     "the offset in elements": (in_elements, "case 'from the middle'"),
     "all bytes, not the probe": (source_by(found, lambda wrong, probe: raw(wrong)), "Compare the first `probe` bytes"),

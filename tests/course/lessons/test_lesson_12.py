@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -72,6 +73,7 @@ SHARES_MEMORY = {
     "elements for bytes": (by_elements, "case 'a view that starts in the middle'"),
     "b starts in a": (starts_inside, "with a and b exchanged is False, expected True"),
     "an empty range that starts inside": (either_starts_inside, "An empty range overlaps nothing"),
+    "by NumPy": (lambda a, b: np.shares_memory(a.numpy(), b.numpy()), "NumPy knows no BF16: stay in PyTorch."),
     "in one storage object": (in_one_storage_object, "Two storage objects can lie over the same bytes"),
     "a number of bytes": (as_an_int, "is the int 32, expected the bool True"),
     "writes to find out": (by_writing, "the function changed its input: `a`"),

@@ -44,7 +44,7 @@ BF16 = {
     "as float16": (lambda low, high: struct.unpack("<e", bytes([low, high]))[0], "bf16(0x80, 0x3f) is 1.875"),
     "as an integer": (lambda low, high: float(high << 8 | low), "bf16(0x80, 0x3f) is 16256.0"),
     "off by one in the bias": (lambda low, high: by_formula(low, high, bias=128), "bf16(0x80, 0x3f) is 0.5"),
-    "no subnormal numbers": (lambda low, high: by_formula(low, high, subnormals=False), "bf16(0x00, 0x00)"),
+    "no subnormal numbers": (lambda low, high: by_formula(low, high, subnormals=False), "Exponent 0: no hidden one"),
     "no infinities": (lambda low, high: by_formula(low, high, specials=False), "case 'infinities and NaN'"),
     "no sign": (lambda low, high: abs(by_torch(low, high)), "bf16(0x00, 0xc0) is 2.0, expected -2.0"),
     "no sign of a zero": (drops_the_sign_of_zero, "case 'the sign of a zero'"),
@@ -95,6 +95,11 @@ def note_any(name, output, found):
 def note_named(name, output, found):
     if name:
         note(name, output, found)
+
+
+def note_and_return(name, output, found):
+    note(name, output, found)
+    return bool(found)
 
 
 def children(model):
@@ -181,6 +186,7 @@ FIRST_NONFINITE = {
     "the last one": (last_of_all, "case 'NaN in the second of four'"),
     "every output is a tensor": (hooking(note_any), "Skip an output that is not a tensor"),
     "runs it twice": (runs_twice, "Call `run()` once"),
+    "a hook that returns a value": (hooking(note_and_return), "What a hook returns replaces the module's output"),
     "leaves the hooks": (
         hooking(note, remove=False),
         "4 forward hooks are registered after the call, 1 were before it",
@@ -243,6 +249,12 @@ def by_python(logits):
     return "nan" if values[0] != values[0] else "tie" if values.count(values[0]) > 1 else "chosen"
 
 
+def equals_nan(logits):
+    if logits[0] == float("nan"):
+        return "nan"
+    return "tie" if (logits == logits[0]).sum() > 1 else "chosen"
+
+
 def mends_the_row(logits):
     answer = zero_or(right)(logits)
     logits.nan_to_num_()
@@ -262,6 +274,7 @@ WHY_TOKEN_ZERO = {
     "by softmax": (zero_or(by_probability), "case 'two infinities'"),
     "infinity minus infinity": (zero_or(by_difference), "case 'two infinities'"),
     "needs two tokens": (zero_or(by_topk), "case 'a vocabulary of one'"),
+    "equal to NaN": (zero_or(equals_nan), "NaN is equal to nothing, not to itself: use `isnan()`."),
     "changes its input": (mends_the_row, "the function changed its input: `logits`"),
     "True for a reason": (lambda logits: bool(logits.argmax() == 0), "is the bool True, expected the str 'nan'"),
 }

@@ -100,6 +100,16 @@ def waits_with_next(weights, load_experts, load_normal, own):
     load_experts(experts())
 
 
+def yields_itself(weights, load_experts, load_normal, own):
+    normal = []
+    for name, tensor in weights:
+        if ".experts." in name:
+            yield name, tensor
+        else:
+            normal.append((name, own(tensor)))
+    load_normal(normal)
+
+
 def owns_for_show(own, tensor):
     own(tensor)
     return tensor.clone()
@@ -117,6 +127,10 @@ LOAD_LAZILY = {
     "keeps views": (lazily(keep=lambda own, t: t), "case 'only others'"),
     "owns too late": (owns_in_the_end, "case 'only others'"),
     "any name with expert in it": (lazily(lambda name: "expert" in name), "The loader looks for `.experts.`"),
+    "experts without the dots": (lazily(lambda name: "experts" in name), "The loader looks for `.experts.`"),
+    "experts with one dot": (lazily(lambda name: "experts." in name), "The loader looks for `.experts.`"),
+    "a generator itself": (yields_itself, "put the `yield` into an inner function"),
+    "a copy, not `own`": (lazily(keep=lambda own, t: t.clone()), "Call `own` for each pair that is not an expert."),
     "experts by their ending": (lazily(lambda name: name.endswith(("_blocks", "_scales"))), "case 'only experts'"),
     "calls only if there is some": (nothing_if_there_is_nothing, "Call both halves, whatever the stream holds"),
     "the others in reverse": (lazily(finish=lambda normal: normal[::-1]), "the order of loading[3]"),
@@ -163,6 +177,18 @@ OWN = {
         "a mark of False came back as another object",
     ),
     "the first cut": (owner(lambda t: t.detach().clone()), "has device cuda"),
+    "does not wait for the device": (
+        owner(lambda t: t.detach().to("cpu", copy=True, non_blocking=True)),
+        "asked for with non_blocking=True",
+    ),
+    "does not wait in copy_": (
+        owner(lambda t: torch.empty(t.shape, dtype=t.dtype).copy_(t.detach(), non_blocking=True)),
+        "asked for with non_blocking=True",
+    ),
+    "stays on its device": (
+        owner(lambda t: torch.empty(t.shape, dtype=t.dtype, device=t.device).copy_(t.detach())),
+        "The copy belongs in host memory",
+    ),
     "keeps the history": (owner(lambda t: t.to("cpu", copy=True)), "Detach: a weight that waits has no history"),
     "by way of float32": (
         owner(lambda t: t.detach().to("cpu", torch.float32, copy=True)),
@@ -185,7 +211,9 @@ OWN = {
 EXPERTS = "model.layers.{}.mlp.experts.down_proj_bias"
 
 
-def produced(make=object.__new__, name=EXPERTS, tensors=3, late=False, see=None, install=setattr, shared=None):
+def produced(
+    make=object.__new__, name=EXPERTS, tensors=3, late=False, see=None, install=setattr, shared=None, hand=iter
+):
     """An answer that is right but for how it makes the instance, streams, notes, or puts the recorder in place."""
 
     def answer(model_class):
@@ -206,7 +234,7 @@ def produced(make=object.__new__, name=EXPERTS, tensors=3, late=False, see=None,
 
         install(model, "_load_mxfp4_experts_weights", record)
         install(model, "_load_normal_weights", lambda weights: None)
-        model._load_weights_mxfp4(stream())
+        model._load_weights_mxfp4(hand(stream()))
         return seen
 
     return answer
@@ -243,13 +271,14 @@ PRODUCED_WHEN_SEEN = {
     "the answer for a draining loader": (lambda model_class: [3, 3, 3], "case 'a class that loads lazily'"),
     "calls __init__": (produced(make=lambda model_class: model_class()), "raised RuntimeError: no GPU found"),
     "leaves the normal half": (produced(install=no_normal_half), "the real normal half was called"),
-    "names that are no experts": (produced(name="model.layers.{}.norm.weight"), "has 0 items, expected 3"),
-    "counts after the yield": (produced(late=True), "case 'a class that loads lazily'"),
+    "names that are no experts": (produced(name="model.layers.{}.norm.weight"), "Put `.experts.` into the names"),
+    "counts after the yield": (produced(late=True), "Raise the count before `yield`"),
     "counts what the recorder sees": (produced(see=counts_what_it_sees), "Count in the generator"),
     "lists before it counts": (produced(see=lists_first), "The recorder loops over `weights` and notes the count"),
+    "hands over a list": (produced(hand=list), "Hand over a generator, not a list."),
     "notes once": (produced(see=after_the_loop), "has 1 items, expected 3"),
     "four tensors": (produced(tensors=4), "has 4 items, expected 3"),
-    "a counter outside": (produced(shared=[0]), "twice in a row"),
+    "a counter outside": (produced(shared=[0]), "no counter outside the function"),
     "on the class": (produced(install=on_the_class), "the class has a new _load_mxfp4_experts_weights"),
     "another __init__": (produced(make=without_init), "the class has a new __init__"),
     "a tuple": (lambda model_class: tuple(produced()(model_class)), "expected a list of 3 items"),

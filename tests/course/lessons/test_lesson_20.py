@@ -80,6 +80,14 @@ def normal_first(weights, load_experts, load_normal):
     return 0
 
 
+def with_a_stray_yield(answer):
+    def generator(*args):
+        answer(*args)
+        yield
+
+    return generator
+
+
 LOAD_QUARK = {
     "does nothing": (lambda *_: 0, "case 'only experts': the experts as they were read lacks"),
     "the original": (two_lists, "a list drains the stream first"),
@@ -94,6 +102,11 @@ LOAD_QUARK = {
     "the other half first": (normal_first, "case 'each expert is read as it arrives'"),
     "no price": (quark(price=lambda copied, normal: None), "case 'the price'"),
     "counts tensors": (quark(price=lambda copied, normal: len(normal)), "add up `tensor.nbytes`"),
+    "counts elements": (
+        quark(price=lambda copied, normal: sum(tensor.numel() for _, tensor in normal)),
+        "the bytes that it says it copied is 12, expected 24",
+    ),
+    "a stray yield": (with_a_stray_yield(quark()), "returned a generator: its body never ran"),
     "a price by heart": (quark(price=lambda copied, normal: 24), "case 'the price'"),
     "copies the experts": (owns_all(quark()), "An expert is used at once and needs no copy"),
     "owns twice": (quark(keep=lambda tensor: own(tensor).clone()), "bytes were copied, 24 are enough"),
@@ -169,6 +182,7 @@ LOAD_BF16 = {
         "bytes were copied",
     ),
     "keeps its copies": (bf16(forget=False), "and keep it nowhere else"),
+    "a stray yield": (with_a_stray_yield(bf16()), "returned a generator: its body never ran"),
     "sorted": (lambda model, weights: bf16(around=lambda w: sorted(lend(w)))(model, weights), "parameters are wrong"),
 }
 
@@ -210,6 +224,10 @@ OWN_BY_MEMORY = {
         owner(lambda tensor, lent: any(first <= tensor.data_ptr() < last for first, last in lent)),
         "Two ranges meet if the later start is before both ends",
     ),
+    "its own bytes": (
+        owner(lambda t, lent: any(t.data_ptr() < last and first < t.data_ptr() + t.nbytes for first, last in lent)),
+        "case 'a view that skips bytes'",
+    ),
     "only what lies inside": (
         owner(lambda t, lent: any(first <= memory_of(t)[0] and memory_of(t)[1] <= last for first, last in lent)),
         "case 'memory that begins before'",
@@ -225,11 +243,19 @@ OWN_BY_MEMORY = {
     ),
     "views only": (owner(lambda tensor, lent: tensor._base is not None), "case"),
     "detach is no copy": (owner(meets, torch.Tensor.detach), "still lies in the stream's memory"),
-    "cpu() is no copy": (owner(meets, lambda tensor: tensor.detach().cpu()), "still lies in the stream's memory"),
+    "cpu() is no copy": (
+        owner(meets, lambda tensor: tensor.detach().cpu()),
+        '`.to("cpu")` of a CPU tensor is the tensor itself',
+    ),
+    "contiguous is no copy": (owner(meets, lambda tensor: tensor.contiguous()), "still lies in the stream's memory"),
     "keeps the history": (owner(meets, lambda tensor: tensor.to("cpu", copy=True)), "Detach: a weight that waits"),
     "the whole storage": (owner(meets, whole_storage), "bytes were allocated for a tensor of 512"),
     "two copies": (owner(meets, lambda tensor: tensor.detach().clone().to("cpu", copy=True)), "were allocated"),
-    "returns nothing for a loan": (lambda t, lent: None if meets(t, lent) else t, "returned NoneType"),
+    "returns nothing for a loan": (lambda t, lent: None if meets(t, lent) else t, "a lent tensor: returned None"),
+    "returns nothing for another's": (
+        lambda t, lent: t.detach().to("cpu", copy=True) if meets(t, lent) else None,
+        "does every way through the function `return`?",
+    ),
 }
 
 WRONG = {load_quark: LOAD_QUARK, load_bf16: LOAD_BF16, own_by_memory: OWN_BY_MEMORY}
@@ -241,6 +267,7 @@ WRONG = {load_quark: LOAD_QUARK, load_bf16: LOAD_BF16, own_by_memory: OWN_BY_MEM
         (load_quark, mended_20.load_quark),
         (load_quark, quark()),
         (load_quark, quark(keep=torch.clone, around=iter)),
+        (load_quark, quark(finish=sorted)),
         (load_bf16, mended_20.load_bf16),
         (load_bf16, bf16()),
         (own_by_memory, owning_20.own_by_memory),

@@ -16,7 +16,7 @@ from gptoss_lab.course.lessons.lesson_24 import choose_files, lost_names
 from gptoss_lab.model import Config, GptOss, generate, load_tokenizer
 from gptoss_lab.weights.checkpoint import read_checkpoint
 from gptoss_lab.weights.compare import differing
-from gptoss_lab.weights.object_store import INSTALL, what_is_missing
+from gptoss_lab.weights.object_store import INSTALL, ObjectStore, what_is_missing
 from gptoss_lab.weights.ranks import RankResult, plan_rounds
 from gptoss_lab.weights.ranks import lost_names as package_lost_names
 
@@ -87,6 +87,14 @@ def one_a_tensor(listed, index):
     return sorted(by_name[file] for file in index["weight_map"].values())
 
 
+def none_is_well(listed, index):
+    return [] if index is None and not listed else chooses()(listed, index)
+
+
+def an_empty_index_is_none(listed, index):
+    return chooses()(listed, index if index and index["weight_map"] else None)
+
+
 CHOOSE = {
     "everything": (lambda listed, index: list(listed), "Keep the addresses whose last part is among the index's files"),
     "as it was": (as_it_was, "This is how the stale file got in"),
@@ -101,7 +109,10 @@ CHOOSE = {
     "a KeyError": (raises_a_key_error, "raised KeyError"),
     "made from the index": (made_from_the_index, "case 'a file is missing'"),
     "the newest upload": (last_upload, "case"),
-    "one a tensor": (one_a_tensor, "case 'three files, all named'"),
+    "one a tensor": (one_a_tensor, "some of it more than once"),
+    "not sorted": (chooses(order=lambda uris: sorted(uris, reverse=True)), "but is not sorted"),
+    "no index, no file": (none_is_well, "case 'no index, no file'"),
+    "an empty index is none": (an_empty_index_is_none, "case 'an index that names no file'"),
     "no index, nothing": (chooses(no_index="nothing"), "A model of one file needs no index"),
     "sorts its argument": (sorts_in_place, "changed its input: `listed`"),
     "names without addresses": (lambda listed, index: [name_of(u) for u in chooses()(listed, index)], "case"),
@@ -191,7 +202,8 @@ LOST = {
     "the last round": (one_round, "case"),
     "each round alone": (each_round_alone, "case 'two ranks, two rounds'"),
     "for three ranks": (for_three_ranks, "case"),
-    "not sorted": (loses(finish=list), "case"),
+    "not sorted": (loses(finish=list), "but is not sorted"),
+    "doubled": (loses(finish=lambda lost: sorted(lost * 2)), "some of it more than once"),
     "a set": (loses(finish=set), "case"),
     "empties its input": (empties_its_input, "changed its input: `rounds`"),
     "no answer": (lambda rounds, rank: None, "does every way through the function `return`?"),
@@ -268,6 +280,25 @@ def test_the_record_is_what_a_live_bucket_gives():
     found = runpy.run_path(str(ROOT / "benchmarks" / "object_storage.py"))["run_lesson"]()
     assert found == json.loads(storage_24.RECORD.read_text())["found"]
     assert dict(os.environ) == before
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(what_is_missing()), reason=f"the extra s3 is not installed: {INSTALL}")
+def test_replacing_removes_what_was_there_and_a_closed_bucket_says_so(tmp_path):
+    files = [tmp_path / name for name in ("new", "old")]
+    for file in files:
+        file.write_text(file.name)
+    bucket = storage_24.Bucket(ObjectStore("models").start(), None)
+    try:
+        bucket.store.upload(files, "capitals")
+        assert bucket.replace(files[:1], "capitals") == ["s3://models/capitals/new"]
+        left = bucket.store.client().list_objects_v2(Bucket="models")["Contents"]
+        assert [found["Key"] for found in left] == ["capitals/new"]
+    finally:
+        bucket.close()
+    for ask in (lambda: bucket.shown("texts", list), lambda: bucket.uris, lambda: bucket.environment):
+        with pytest.raises(RuntimeError, match="the bucket is closed: run `bucket = storage_24.open_bucket"):
+            ask()
 
 
 def test_the_older_version_is_complete_and_differs_in_two_rows(tmp_path):

@@ -86,6 +86,10 @@ RANK = {
         ranks(lambda other, mine, slot, own: other * 100 + slot < mine * 100 + own),
         "case '132 slots, 32 experts'",
     ),
+    "a key for 132 slots": (
+        ranks(lambda other, mine, slot, own: other * 132 + slot < mine * 132 + own),
+        "case '300 slots, 2 experts'",
+    ),
     "a key that leaves int32": (narrow_key, "case 'experts 5 and 32766'"),
     "in place": (in_place, "the function changed its input: `experts`"),
     "needs a slot": (lambda experts: ranks(right)(experts) + 0 * experts.max(), "case 'no slots'"),
@@ -141,6 +145,34 @@ def four_bits_for_a_slot(Experts, Rows, n, N: tl.constexpr):
 
 
 @triton.jit
+def lanes_for_256(Experts, Rows, n, N: tl.constexpr):
+    slots = tl.arange(0, 256)
+    order = (tl.load(Experts + slots, mask=slots < n, other=0x7FFF) << 16) | slots
+    tl.store(Rows + slots, tl.sum((order[None, :] < order[:, None]).to(tl.int32), 1), mask=slots < n)
+
+
+@triton.jit
+def a_factor_of_256(Experts, Rows, n, N: tl.constexpr):
+    slots = tl.arange(0, N)
+    order = tl.load(Experts + slots, mask=slots < n, other=0x7FFF) * 256 + slots
+    tl.store(Rows + slots, tl.sum((order[None, :] < order[:, None]).to(tl.int32), 1), mask=slots < n)
+
+
+@triton.jit
+def eight_bits_for_a_slot(Experts, Rows, n, N: tl.constexpr):
+    slots = tl.arange(0, N)
+    order = (tl.load(Experts + slots, mask=slots < n, other=0x7FFF) << 8) | slots
+    tl.store(Rows + slots, tl.sum((order[None, :] < order[:, None]).to(tl.int32), 1), mask=slots < n)
+
+
+@triton.jit
+def from_entry_1(Experts, Rows, n, N: tl.constexpr):
+    slots = tl.arange(0, N)
+    order = (tl.load(Experts + slots, mask=slots < n, other=0x7FFF) << 16) | slots
+    tl.store(Rows + slots + 1, tl.sum((order[None, :] < order[:, None]).to(tl.int32), 1), mask=slots < n)
+
+
+@triton.jit
 def too_many_bits(Experts, Rows, n, N: tl.constexpr):
     slots = tl.arange(0, N)
     order = (tl.load(Experts + slots, mask=slots < n, other=0x7FFF) << 17) | slots
@@ -182,8 +214,12 @@ RANK_KERNEL = {
     "no order among equals": (experts_alone, "case 'one expert for all'"),
     "slots by row": (slots_by_row, "case 'four slots, N = 4'"),
     "four bits for a slot": (four_bits_for_a_slot, "case '132 slots, N = 256'"),
+    "256 lanes": (lanes_for_256, "case '300 slots, N = 512'"),
+    "a factor of 256": (a_factor_of_256, "case '300 slots, N = 512'"),
+    "eight bits for a slot": (eight_bits_for_a_slot, "case '300 slots, N = 512'"),
+    "from entry 1": (from_entry_1, "Entry 0 was left out."),
     "a key that leaves int32": (too_many_bits, "is their key the largest?"),
-    "works in Experts": (works_in_experts, "the kernel wrote to `Experts`"),
+    "works in Experts": (works_in_experts, "Store into `Rows` alone."),
     "stores nothing": (stores_nothing, "first at [0]: -77, expected 2"),
     "an unknown name": (unknown_name, "`rank_kernel` raised"),
     "another signature": (another_signature, "`rank_kernel` raised"),
@@ -229,7 +265,10 @@ def part_by_part(sizes):
 FIRST_ROWS = {
     "a constant": (lambda sizes: torch.tensor([[0, 2, 3]], dtype=torch.int32), "every time"),
     "with its own size, of the expert": (sums(experts=lambda total: total.cumsum(0)), "leave its own size out"),
-    "with its own size, of the part": (sums(parts=lambda sizes: sizes.cumsum(0)), "case 'one part'"),
+    "with its own size, of the part": (
+        sums(parts=lambda sizes: sizes.cumsum(0)),
+        "a part of it where the parts before it end: leave its own size out",
+    ),
     "parts alone": (sums(experts=torch.zeros_like), "case 'one part'"),
     "experts alone": (sums(parts=torch.zeros_like), "case 'one expert'"),
     "part by part": (part_by_part, "those of later parts too"),
@@ -299,6 +338,15 @@ def equals_in_one_row(Gate, Combine, Dispatch, experts, weights, slots, is_pick)
 
 
 @triton.jit
+def counts_itself(Gate, Combine, Dispatch, experts, weights, slots, is_pick):
+    order = (experts << 16) | slots
+    rows = tl.sum((order[None, :] <= order[:, None]).to(tl.int32), 1)
+    tl.store(Gate + rows, weights, mask=is_pick)
+    tl.store(Combine + rows, slots, mask=is_pick)
+    tl.store(Dispatch + slots, rows, mask=is_pick)
+
+
+@triton.jit
 def tokens_in_combine(Gate, Combine, Dispatch, experts, weights, slots, is_pick):
     rows = count_before(experts, slots)
     tl.store(Gate + rows, weights, mask=is_pick)
@@ -317,6 +365,7 @@ PLACE = {
     "no mask on Dispatch": (no_mask_on_dispatch, "the kernel wrote outside of `Dispatch`"),
     "no weights": (no_weights, "first at [0]: -77.0"),
     "equals in one row": (equals_in_one_row, "case 'two tokens, two picks each'"),
+    "counts itself": (counts_itself, "a slot does not count itself"),
     "tokens in Combine": (tokens_in_combine, "Combine: "),
     "an unknown name": (unknown_name, "`place` raised"),
     "not a kernel": (placed_by_torch, "put `@triton.jit` above its `def`"),

@@ -76,6 +76,10 @@ LEAST_BYTES = {
         counted(count=lambda chosen, c: int((chosen[0] >= 0).sum())),
         "case 'two tokens, eight experts'",
     ),
+    "expert 0 is none": (
+        counted(count=lambda chosen, c: chosen[chosen > 0].unique().numel()),
+        "Expert 0 is an expert.",
+    ),
     "-1 is an expert": (counted(count=lambda chosen, c: chosen.unique().numel()), "-1 says no expert"),
     "at most k": (
         counted(count=lambda chosen, c: min(c.num_experts_per_tok, chosen[chosen >= 0].unique().numel())),
@@ -132,6 +136,17 @@ def first_rows(rows, before, after, tokens, mode, rest_us):
     return (slow - fast) / (slow + rest_us)
 
 
+def most_layers_of_each_way(rows, before, after, tokens, mode, rest_us):
+    fitting = [row for row in rows if (row["tokens"], row["mode"]) == (tokens, mode)]
+    medians = []
+    for way in (before, after):
+        found = [row for row in fitting if row["way"] == way]
+        if not found:
+            raise ValueError(f"{way} was not measured")
+        medians.append(max(found, key=lambda row: row["layers"])["median_us"])
+    return (medians[0] - medians[1]) / (medians[0] + rest_us)
+
+
 def zero_for_a_missing_way(rows, *question):
     try:
         return layer_50.saved_share(rows, *question)
@@ -186,6 +201,8 @@ SAVED_SHARE = {
     "the fastest sample": (shared(pick=lambda row: row["low_us"]), HALF),
     "rest in milliseconds": (shared(share=lambda s, f, r: (s - f) / (s + r / 1000)), HALF),
     "a tensor": (shared(share=lambda s, f, r: torch.tensor((s - f) / (s + r))), "a tensor of float32"),
+    "four places": (shared(share=lambda s, f, r: round((s - f) / (s + r), 4)), "do not round it"),
+    "the most layers of each way": (most_layers_of_each_way, "case 'a way that was measured for one layer only'"),
     "0 for a missing way": (zero_for_a_missing_way, "expected a ValueError"),
     "KeyError": (key_error_for_a_missing_way, "Raise ValueError with the name of the way"),
     "an error without the name": (nameless_error, "the ValueError does not mention"),
