@@ -41,11 +41,9 @@ def route_in_one(
     INF: tl.constexpr,
     NEAR: tl.constexpr,
     LINES: tl.constexpr,
-    LINES_PAD: tl.constexpr,
-    FIRST_LOG2: tl.constexpr,
     ENTRIES: tl.constexpr,
 ):
-    """One program for up to ROWS tokens."""
+    """One program for up to ROWS tokens, 16 at most: `describe_few` knows no second block."""
     Combine, Dispatch, SliceSizes, SliceOffs, BlockOffs, Schedule, _, _ = split(
         Out, n_tokens * K, n_experts, n_blocks, 0, LINES
     )
@@ -57,11 +55,7 @@ def route_in_one(
     tl.store(Gate + rows, weights.to(Gate.dtype.element_ty), mask=is_pick)
     tl.store(Combine + rows, slots, mask=is_pick)
     tl.store(Dispatch + slots, rows, mask=is_pick)
-    if ROWS <= 16:
-        describe_few(SliceSizes, SliceOffs, BlockOffs, Schedule, sizes, n_experts, n_blocks, LINES, ENTRIES)
-    else:
-        _, starts, blocks = describe(SliceSizes, SliceOffs, BlockOffs, sizes, n_experts, FIRST_LOG2, LINES, LINES_PAD)
-        schedule(Schedule, starts, blocks, n_blocks, LINES, ENTRIES)
+    describe_few(SliceSizes, SliceOffs, BlockOffs, Schedule, sizes, n_experts, n_blocks, LINES, ENTRIES)
 
 
 @triton.jit

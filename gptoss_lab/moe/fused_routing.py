@@ -137,13 +137,12 @@ def make_plan(tokens: int, experts: int, k: int, dtype: torch.dtype, aligned: bo
         "INF": INFINITY[dtype] if experts % WORD else 0,
         "NEAR": 3 if up(k) == 32 else (16 // dtype.itemsize).bit_length() - 1 if aligned else 0,
         "LINES": lines,
-        "LINES_PAD": up(lines),
-        "FIRST_LOG2": log2[0],
         "num_warps": warps,
     }
     if launches == 1:
         options["ENTRIES"] = min(256, up(max(blocks, 1)))
     if parts > 1:
+        options |= {"LINES_PAD": up(lines), "FIRST_LOG2": log2[0]}
         options["PARTS"] = min(up(parts), max(1, 8192 // columns)) if launches == 2 else up(parts)
     if launches == 1 and parts > 1:
         options["SLOTS"] = up(slots)

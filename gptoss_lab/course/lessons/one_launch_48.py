@@ -15,7 +15,7 @@ import gptoss_lab.moe  # noqa: F401  It chooses the interpreter, before anything
 import triton
 import triton.language as tl
 
-from gptoss_lab.moe.fused_routing import ONE_PROGRAM, Plan, is_aligned, make_plan
+from gptoss_lab.moe.fused_routing import ONE_PROGRAM, PAIRED, Plan, is_aligned, make_plan
 from gptoss_lab.moe.fused_stages import choose, describe_few, split
 from gptoss_lab.moe.routing import Routing
 
@@ -108,16 +108,19 @@ def route_with(place: Any, logits: torch.Tensor, k: int) -> Routing:
 def make_plan_for_one(logits: torch.Tensor, k: int) -> Plan:
     """Return the plan of a single program. ValueError if the tokens are too many for it."""
     tokens, experts = logits.shape
-    if tokens > ONE_PROGRAM:
-        raise ValueError(f"logits have {tokens} tokens: one program takes {ONE_PROGRAM} at most, use route")
-    return make_plan(tokens, experts, k, logits.dtype, is_aligned(logits))
+    plan = make_plan(tokens, experts, k, logits.dtype, is_aligned(logits))
+    if plan.parts > 1:
+        raise ValueError(
+            f"logits have {tokens} tokens, and k is {k}: one program takes {ONE_PROGRAM} tokens and {PAIRED} picks at "
+            "most, use route"
+        )
+    return plan
 
 
 def launch_with(place: Any, plan: Plan, logits: torch.Tensor, gate: torch.Tensor, out: torch.Tensor) -> None:
     """Fill gate and out in one launch."""
-    options = {name: plan.options[name] for name in (*route_with_place.arg_names, "num_warps") if name in plan.options}
     numbers = (plan.tokens, plan.experts, plan.blocks)
-    route_with_place[(1,)](logits, logits.stride(0), gate, out, *numbers, PLACE=place, **options)
+    route_with_place[(1,)](logits, logits.stride(0), gate, out, *numbers, PLACE=place, **plan.options)
 
 
 def body(kernel: Any) -> str:

@@ -449,9 +449,11 @@ def test_the_body_has_no_signature_and_no_docstring():
     assert one_launch_48.body(count_before).startswith("order = ")
 
 
-def test_more_tokens_than_a_program_takes_are_refused():
-    with pytest.raises(ValueError, match="logits have 17 tokens: one program takes 16 at most"):
-        one_launch_48.route_with(one_launch_48.place, torch.zeros((17, 32), dtype=torch.bfloat16), 4)
+@pytest.mark.parametrize(("tokens", "k"), [(17, 4), (16, 16)])
+def test_more_than_one_program_holds_is_refused(tokens, k):
+    logits = torch.zeros(tokens, 32, dtype=torch.bfloat16, device=kernels_48.device())
+    with pytest.raises(ValueError, match=f"{tokens} tokens, and k is {k}.*use route"):
+        one_launch_48.route_with(one_launch_48.place, logits, k)
 
 
 # --- who waits for whom
