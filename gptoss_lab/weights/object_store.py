@@ -25,6 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from gptoss_lab.weights.environment import restored
 from gptoss_lab.weights.keeper import Kept
 
 HOST = "127.0.0.1"
@@ -135,18 +136,11 @@ class ObjectStore:
     @contextmanager
     def environment(self) -> Iterator[None]:
         """Set `env()` in this process for the length of a `with` block, and hide the reader's own AWS settings."""
-        before = {name: os.environ.get(name) for name in (*self.env(), *MASKED)}
-        for name in MASKED:
-            os.environ.pop(name, None)
-        os.environ.update(self.env())
-        try:
+        with restored((*self.env(), *MASKED)):
+            for name in MASKED:
+                os.environ.pop(name, None)
+            os.environ.update(self.env())
             yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
 
     def client(self) -> Any:
         """A boto3 client for this store."""

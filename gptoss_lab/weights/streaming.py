@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from runai_model_streamer import SafetensorsStreamer
 
+from gptoss_lab.weights.environment import restored
 from gptoss_lab.weights.headers import Files, Shard, read_shards
 from gptoss_lab.weights.limits import (
     CONCURRENCY_VARIABLE,
@@ -141,14 +142,6 @@ def _mark(item: tuple[str, torch.Tensor]) -> tuple[str, torch.Tensor]:
 @contextmanager
 def _environment(settings: Mapping[str, str | None]) -> Iterator[None]:
     """Set environment variables (None: leave as it is) and restore what was there, the streamer's own too."""
-    with _ENVIRONMENT:
-        before = {name: os.environ.get(name) for name in (*settings, GROUP_SIZE_VARIABLE)}
+    with _ENVIRONMENT, restored((*settings, GROUP_SIZE_VARIABLE)):
         os.environ.update({name: value for name, value in settings.items() if value is not None})
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
+        yield
