@@ -227,8 +227,11 @@ def run_part(name: str, options: argparse.Namespace, paths: list[str] | None = N
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "part.json"
         command = [sys.executable, __file__, *sys.argv[1:], "--part", name, "--out", str(out)]
-        status = subprocess.run(command, env=environment, timeout=options.limit_s).returncode
-        return json.loads(out.read_text()) if out.exists() else {"error": f"exit status {status}"}
+        try:
+            status = f"exit status {subprocess.run(command, env=environment, timeout=options.limit_s).returncode}"
+        except subprocess.TimeoutExpired:
+            status = f"not done after {options.limit_s} s"
+        return json.loads(out.read_text()) if out.exists() else {"error": status}
 
 
 def be_part(options: argparse.Namespace) -> int:
@@ -269,19 +272,18 @@ def main() -> int:
     config = Config()
     sizes = {"hidden": config.hidden_size, "inner": config.intermediate_size, "experts": config.num_local_experts}
     record: dict[str, Any] = {"provenance": None, "sizes": sizes | {"k": config.num_experts_per_tok}, "failures": {}}
-    for name in ("check", "timings"):
-        part = run_part(name, options)
-        record |= part.get("result") or {} if name == "timings" else {name: part.get("result")}
-        record["provenance"] = part.get("provenance", record["provenance"])
+    paths = [str(Path(options.legacy).resolve()), str(REPOSITORY)] if options.legacy else None
+    for name in ("check", "timings", "legacy") if options.legacy else ("check", "timings"):
+        part = run_part(name, options, paths if name == "legacy" else None)
+        result = part.get("result") or {}
+        if name == "legacy":
+            record[name] = {"provenance": part.get("provenance")} | result
+        else:
+            record |= result if name == "timings" else {name: result}
+            record["provenance"] = part.get("provenance", {}) | {"command": provenance.command()}
         if "error" in part:
             record["failures"][name] = part["error"]
-    if options.legacy:
-        part = run_part("legacy", options, [str(Path(options.legacy).resolve()), str(REPOSITORY)])
-        record["legacy"] = {"provenance": part.get("provenance")} | (part.get("result") or {})
-        if "error" in part:
-            record["failures"]["legacy"] = part["error"]
-    record["provenance"] = (record["provenance"] or {}) | {"command": provenance.command()}
-    provenance.write_record(options.out, record)
+        provenance.write_record(options.out, record)
     say(f"written: {options.out}; failures: {record['failures'] or 'none'}")
     return 1 if record["failures"] else 0
 
