@@ -103,7 +103,7 @@ def is_last(Counter):
     return last
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["Counter"])
 def route_by_last(
     Logits,
     stride,
@@ -139,7 +139,7 @@ def route_by_last(
         weights = tl.load(Gate + n_slots + slots, mask=is_slot, cache_modifier=".cg")
         at = Sizes + parts[:, None] * n_experts + columns[None, :]
         sizes = tl.load(at, mask=is_size, other=0, cache_modifier=".cg")  # [PARTS, COLUMNS]
-        first, starts, blocks = describe(
+        first, starts, blocks, most = describe(
             SliceSizes, SliceOffs, BlockOffs, tl.sum(sizes, 0), n_experts, FIRST_LOG2, LINES, LINES_PAD
         )
         first_in_part = tl.reshape(first[None, :] + tl.cumsum(sizes, 0) - sizes, [PARTS * COLUMNS])
@@ -148,10 +148,10 @@ def route_by_last(
         tl.store(Gate + rows, weights, mask=is_slot)
         tl.store(Combine + rows, slots, mask=is_slot)
         tl.store(Dispatch + slots, rows, mask=is_slot)
-        schedule(Schedule, starts, blocks, n_blocks, LINES, ENTRIES)
+        schedule(Schedule, starts, blocks, most, n_blocks, LINES, ENTRIES)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["Counter"])
 def count(
     Logits,
     stride,

@@ -89,6 +89,7 @@ class Plan:
     total: int
     gates: int  # entries: the gates, and in more than one part as many weights
     ragged: Any  # a `RaggedTensorMetadata` of the same shapes without memory
+    kept: dict[int, dict]  # compiled kernels, by device
 
     def read(self, gate: torch.Tensor, out: torch.Tensor) -> Routing:
         """Give the parts of the two allocations their names."""
@@ -128,7 +129,7 @@ def make_plan(tokens: int, experts: int, k: int, dtype: torch.dtype, aligned: bo
         rows = max(1, min(rows, PAIRED // up(k), 4096 // columns))
     parts = triton.cdiv(tokens, rows) if tokens else 1
     sizes = [slots, slots, experts, experts + 1, lines * (experts + 1), lines * blocks]
-    sizes += [parts * experts, slots] if parts > 1 else [0, 0]
+    sizes += [parts * experts, slots] if parts > 1 else []
     options = {
         "ROWS": rows,
         "COLUMNS": columns,
@@ -150,21 +151,39 @@ def make_plan(tokens: int, experts: int, k: int, dtype: torch.dtype, aligned: bo
     shapes = ([experts], [experts + 1], [lines, experts + 1], [lines, blocks])
     empty = ragged(*(torch.empty(shape, dtype=torch.int32, device="meta") for shape in shapes))
     return Plan(
-        tokens, experts, k, lines, blocks, rows, parts, launches, options, tuple(sizes), sum(sizes), gates, empty
+        tokens, experts, k, lines, blocks, rows, parts, launches, options, tuple(sizes), sum(sizes), gates, empty, {}
     )
 
 
 def launch(plan: Plan, logits: torch.Tensor, gate: torch.Tensor, out: torch.Tensor) -> None:
-    """Fill gate and out with one launch or two."""
-    numbers = (plan.tokens, plan.experts, plan.blocks)
+    """Fill gate and out with one launch or two.
+
+    Triton compiles a kernel anew for numbers and addresses that are multiples of 16, or are not. The plan and the
+    device decide all of them for logits that are contiguous and aligned, so what was compiled for such is kept.
+    """
+    stride, numbers = logits.stride(0), (plan.tokens, plan.experts, plan.blocks)
+    usual = stride == plan.experts and logits.data_ptr() % 16 == 0
+    kept = plan.kept.setdefault(logits.device.index, {}) if usual else {}
     if plan.parts == 1:
-        fused_kernels.route_in_one[(1,)](logits, logits.stride(0), gate, out, *numbers, **plan.options)
+        start(kept, fused_kernels.route_in_one, 1, (logits, stride, gate, out, *numbers), plan.options)
         return
     kernel = fused_kernels.route_by_last if plan.launches == 1 else fused_kernels.count
     counter = counters(logits.device).take()
-    kernel[(plan.parts,)](logits, logits.stride(0), gate, out, counter, *numbers, **plan.options)
+    start(kept, kernel, plan.parts, (logits, stride, gate, out, counter, *numbers), plan.options)
     if plan.launches == 2:
         programs = max(triton.cdiv(plan.tokens * plan.k, 256), plan.experts)
-        fused_kernels.place[(programs,)](
-            gate, out, *numbers, plan.parts, ROWS=plan.rows, K=plan.k, LINES=plan.lines, BLOCK=256
-        )
+        options = {"ROWS": plan.rows, "K": plan.k, "LINES": plan.lines, "BLOCK": 256}
+        start(kept, fused_kernels.place, programs, (gate, out, *numbers, plan.parts), options)
+
+
+def start(kept: dict, kernel: Any, programs: int, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+    """Launch a kernel as it was kept, or as Triton finds it, which takes the host twice as long, and keep it."""
+    run = kept.get(kernel)
+    if run is not None:
+        run(*arguments)
+        return
+    compiled = kernel[(programs,)](*arguments, **options)
+    if compiled is not None:  # the interpreter compiles nothing
+        settled = [options[name] for name in kernel.arg_names if name in options]
+        again = compiled[(programs, 1, 1)]
+        kept[kernel] = lambda *arguments: again(*arguments, *settled)

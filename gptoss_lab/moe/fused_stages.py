@@ -153,7 +153,8 @@ def describe(
 ):
     """Write sizes int32 [columns], their offsets, and a line of block offsets for each block size.
 
-    Returns each expert's first row [columns], and its first block and number of blocks, both [LINES_PAD, columns].
+    Returns each expert's first row [columns], its first block and number of blocks, both [LINES_PAD, columns], and the
+    most blocks that one has: of the smallest size, so it takes sizes alone, which is less to wait for.
     """
     columns, lines = tl.arange(0, sizes.shape[0]), tl.arange(0, LINES_PAD)
     is_expert, is_line = columns < n_experts, lines < LINES
@@ -167,15 +168,18 @@ def describe(
     at = BlockOffs + lines * (n_experts + 1)
     tl.store(at[:, None] + columns[None, :], starts, mask=is_line[:, None] & is_expert[None, :])
     tl.store(at + n_experts, tl.sum(blocks, 1), mask=is_line)
-    return first, starts, blocks
+    return first, starts, blocks, (tl.max(sizes, 0) + (1 << FIRST_LOG2) - 1) >> FIRST_LOG2
 
 
 @triton.jit
-def schedule(Schedule, starts, blocks, n_blocks, LINES: tl.constexpr, ENTRIES: tl.constexpr):
-    """Write each int of Schedule [LINES, n_blocks] once: entries `block << 16 | expert` in front, -1 behind."""
+def schedule(Schedule, starts, blocks, most, n_blocks, LINES: tl.constexpr, ENTRIES: tl.constexpr):
+    """Write each int of Schedule [LINES, n_blocks] once: entries `block << 16 | expert` in front, -1 behind.
+
+    most: the most blocks that an expert has, of whatever size.
+    """
     columns, lines = tl.arange(0, blocks.shape[1]), tl.arange(0, blocks.shape[0])
     at = Schedule + lines[:, None] * n_blocks
-    for block in range(tl.max(tl.max(blocks, 1), 0)):
+    for block in range(most):
         entry = tl.zeros_like(blocks) + (block << 16) + columns[None, :]
         tl.store(at + starts + block, entry, mask=block < blocks)
     totals = tl.sum(blocks, 1)[:, None]

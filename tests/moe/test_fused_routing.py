@@ -10,6 +10,7 @@ import pytest
 import torch
 import triton.language as tl
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from triton.runtime.jit import JITFunction
 
 from gptoss_lab.moe import fused_routing
 from gptoss_lab.moe.counters import counters
@@ -179,6 +180,32 @@ def test_rows_that_lie_apart(device, tokens, experts, k, first):
     apart.copy_(x)
     assert apart.stride() == (2 * (experts + 2 * first), 1)
     hold(apart, k)
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [1, 3, 20, 300])
+def test_a_compiled_kernel_is_kept_for_logits_that_are_contiguous_and_aligned(logits, tokens, monkeypatch):
+    flat = logits(2 * tokens + 1, 32).flatten()
+    usual = flat[: tokens * 32].view(tokens, 32)
+    others = [flat[1:][: tokens * 32].view(tokens, 32), flat[: 2 * tokens * 32].view(tokens, 64)[:, :32]]
+    for x in (usual, *others, usual, -usual):
+        check_route(x, 4)
+    expected = [route(x, 4) for x in (usual, -usual)]
+
+    def run(*_, **__):
+        raise AssertionError("Triton was asked for a kernel")
+
+    monkeypatch.setattr(JITFunction, "run", run)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = [route(x, 4) for x in (usual, -usual)]
+    graph.replay()
+    for routing, other in zip(captured, expected, strict=True):
+        assert_equivalent(routing, other)
+    for x in others if tokens > 1 else others[:1]:
+        with pytest.raises(AssertionError, match="Triton was asked"):
+            route(x, 4)
 
 
 def test_one_row_for_all_tokens(logits):
