@@ -22,7 +22,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gptoss_lab.moe.fused_stages import choose, describe, describe_few, schedule, split
+from gptoss_lab.moe.fused_stages import choose, describe, describe_few, schedule, split, wait_for_earlier
 
 
 @triton.jit
@@ -44,6 +44,7 @@ def route_in_one(
     ENTRIES: tl.constexpr,
 ):
     """One program for up to ROWS tokens, 16 at most: `describe_few` knows no second block."""
+    wait_for_earlier()
     Combine, Dispatch, SliceSizes, SliceOffs, BlockOffs, Schedule, _, _ = split(
         Out, n_tokens * K, n_experts, n_blocks, 0, LINES
     )
@@ -127,6 +128,7 @@ def route_by_last(
     SLOTS: tl.constexpr,
 ):
     """A program for each ROWS tokens, at most PARTS of them; the last to finish places all SLOTS picks."""
+    wait_for_earlier()
     n_slots, n_parts = n_tokens * K, tl.num_programs(0)
     Combine, Dispatch, SliceSizes, SliceOffs, BlockOffs, Schedule, Sizes, Picked = split(
         Out, n_slots, n_experts, n_blocks, n_parts, LINES
@@ -176,6 +178,7 @@ def count(
 
     Sizes [parts, experts] is replaced by the sums over the parts before.
     """
+    wait_for_earlier()
     n_slots, n_parts = n_tokens * K, tl.num_programs(0)
     _, _, SliceSizes, SliceOffs, BlockOffs, _, Sizes, Picked = split(Out, n_slots, n_experts, n_blocks, n_parts, LINES)
     count_part(Logits, stride, Gate + n_slots, Sizes, Picked, n_tokens, n_experts, ROWS, COLUMNS, K, PICKS, INF, NEAR)
@@ -206,6 +209,7 @@ def place(
     BLOCK: tl.constexpr,
 ):
     """The second launch: every program sends some slots to their rows, schedules some experts, clears some entries."""
+    wait_for_earlier()
     program, programs = tl.program_id(0), tl.num_programs(0)
     n_slots, some = n_tokens * K, tl.arange(0, BLOCK)
     Combine, Dispatch, _, SliceOffs, BlockOffs, Schedule, Sizes, Picked = split(

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import triton
+from triton.language.target_info import cuda_capability_geq
 
 from gptoss_lab.moe import fused_kernels
 from gptoss_lab.moe.counters import counters
@@ -182,7 +183,8 @@ def start(kept: dict, kernel: Any, programs: int, arguments: tuple[Any, ...], op
     if run is not None:
         run(*arguments)
         return
-    compiled = kernel[(programs,)](*arguments, **options)
+    early = {"launch_pdl": True} if cuda_capability_geq(9) else {}  # before the kernel ahead of it is done
+    compiled = kernel[(programs,)](*arguments, **options, **early)
     if compiled is not None:  # the interpreter compiles nothing
         settled = [options[name] for name in kernel.arg_names if name in options]
         again = compiled[(programs, 1, 1)]

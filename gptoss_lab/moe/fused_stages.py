@@ -7,10 +7,23 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
+from triton.language.target_info import cuda_capability_geq
 
 from gptoss_lab.moe.generations import interpreting
 
 INTERPRETED = tl.constexpr(interpreting())
+
+
+@triton.jit
+def wait_for_earlier():
+    """Wait until the kernel before this one on the stream is done, where this one may start before that.
+
+    Nothing may be read or written ahead of it: the memory can be one that the earlier kernel still uses.
+    """
+    if not INTERPRETED:
+        if cuda_capability_geq(9):
+            gdc_wait()
 
 
 @triton.jit

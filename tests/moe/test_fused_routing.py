@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import math
 
@@ -206,6 +207,24 @@ def test_a_compiled_kernel_is_kept_for_logits_that_are_contiguous_and_aligned(lo
     for x in others if tokens > 1 else others[:1]:
         with pytest.raises(AssertionError, match="Triton was asked"):
             route(x, 4)
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [3, 20, 300])
+def test_a_call_waits_for_the_kernels_before_it(device, tokens):
+    """They write its logits, and read what is in the memory that it then gets."""
+    inputs = [hard_logits(tokens, 32, torch.bfloat16, seed=seed).to(device) for seed in range(100)]
+    expected = [reuse(topk(x, 4), 32) for x in inputs]
+    logits, results = torch.empty_like(inputs[0]), []
+    route(logits, 4)
+    for x in inputs:
+        logits.copy_(x)
+        routing = route(logits, 4)
+        results.append(copy.deepcopy(routing))
+        del routing
+    for routing, other in zip(results, expected, strict=True):
+        assert_equivalent(routing, other)
 
 
 def test_one_row_for_all_tokens(logits):
