@@ -1,8 +1,9 @@
 """Routing in one launch: what `reuse(topk(logits, k), experts)` needs nine for, equal in every leaf.
 
 The work is small and the launches are many, so the time goes into starting kernels, into their waiting for each other,
-and into memory between them. Up to 256 tokens one launch does it all; the picture of the data and the kernels are in
-`fused_kernels`. What was tried on the way, predicted and measured, is in docs/one_launch.md.
+and into memory between them. Up to 256 tokens one launch does it all. From compute capability 9.0 on it starts while
+the kernel ahead of it still runs, and then waits. The picture of the data and the kernels are in `fused_kernels`. What
+was tried on the way, predicted and measured, is in docs/one_launch.md.
 """
 
 from __future__ import annotations
@@ -49,17 +50,16 @@ def route(logits: torch.Tensor, k: int) -> Routing:
     Idea: triton_kernels 3.5.1 fused routing into four launches; see vLLM issue 28986 for why it matters.
     """
     check_topk(logits, k, None, any_k=logits.ndim == 2 and logits.shape[1] <= WIDEST)
+    if logits.is_cuda and logits.device.index != torch.cuda.current_device():
+        with torch.cuda.device(logits.device):
+            return route(logits, k)
     tokens, experts = logits.shape
     if experts > WIDEST or (tokens > TWO_LAUNCHES and k & (k - 1) == 0):
         return reuse(topk(logits, k), experts)
     plan = make_plan(tokens, experts, k, logits.dtype, is_aligned(logits))
     out = torch.empty(plan.total, dtype=torch.int32, device=logits.device)
     gate = torch.empty(plan.gates, dtype=logits.dtype, device=logits.device)
-    if logits.device.type == "cuda" and logits.device.index != torch.cuda.current_device():
-        with torch.cuda.device(logits.device):
-            launch(plan, logits, gate, out)
-    else:
-        launch(plan, logits, gate, out)
+    launch(plan, logits, gate, out)
     return plan.read(gate, out)
 
 
@@ -183,7 +183,7 @@ def start(kept: dict, kernel: Any, programs: int, arguments: tuple[Any, ...], op
     if run is not None:
         run(*arguments)
         return
-    early = {"launch_pdl": True} if cuda_capability_geq(9) else {}  # before the kernel ahead of it is done
+    early = {"launch_pdl": True} if cuda_capability_geq(9) else {}  # it may start before the kernel ahead is done
     compiled = kernel[(programs,)](*arguments, **options, **early)
     if compiled is not None:  # the interpreter compiles nothing
         settled = [options[name] for name in kernel.arg_names if name in options]

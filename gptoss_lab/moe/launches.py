@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import triton.language as tl
 from torch.utils._python_dispatch import TorchDispatchMode
+from triton.compiler import CompiledKernel
 
 from gptoss_lab.moe.generations import interpreting
 
@@ -121,7 +122,7 @@ def _marked_call(marks: list[dict[str, Any]], moment: float) -> str | None:
 
 
 class _Calls(TorchDispatchMode):
-    """Sees every aten call by dispatch and every Triton call by a replaced `run`."""
+    """Sees every aten call by dispatch, and every Triton call by a method that is replaced meanwhile."""
 
     def __init__(self, marking: bool) -> None:
         super().__init__()
@@ -141,25 +142,38 @@ class _Calls(TorchDispatchMode):
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
-        kernel_class = type(tl.sum)  # compiled or interpreted, as Triton was imported
-        original = kernel_class.run
+        owner = type(tl.sum) if interpreting() else CompiledKernel
+        original = owner.run
+        owner.run = self._interpreted(original) if interpreting() else property(self._compiled(original.fget))
+        try:
+            with self:
+                yield
+        finally:
+            owner.run = original
 
+    def _interpreted(self, original: Callable) -> Callable:
         def run(kernel, *args, grid, warmup, **kwargs):
             if not (warmup or _is_empty(grid, kernel, args, kwargs)):
                 self.names.append(kernel.__name__)
             self.in_kernel = True  # the interpreter copies its arguments with aten calls of its own
             try:
-                with self._mark(kernel.__name__):
-                    return original(kernel, *args, grid=grid, warmup=warmup, **kwargs)
+                return original(kernel, *args, grid=grid, warmup=warmup, **kwargs)
             finally:
                 self.in_kernel = False
 
-        kernel_class.run = run
-        try:
-            with self:
-                yield
-        finally:
-            kernel_class.run = original
+        return run
+
+    def _compiled(self, launcher_of: Callable) -> Callable:
+        """Every launch of a compiled kernel asks for its launcher, also one that is not looked up again."""
+
+        def run(kernel):
+            def launch(*args):
+                with self._mark(kernel.src.fn.__name__):
+                    return launcher_of(kernel)(*args)
+
+            return launch
+
+        return run
 
     def _mark(self, name: str) -> contextlib.AbstractContextManager:
         return torch.profiler.record_function(MARK + name) if self.marking else contextlib.nullcontext()

@@ -111,9 +111,13 @@ def topk(logits: torch.Tensor, k: int, n_rows: int | None = None) -> Any:
     kernels write out of bounds. Here such logits are first copied with every NaN made positive, which is
     one launch more. A NaN stays a NaN.
 
-    Errors: ValueError for any other shape, dtype, k, n_rows, stride or device.
+    Errors: ValueError for any other shape, dtype, k, n_rows, stride or device, and for a GPU that is not
+    the current one.
     """
     check_topk(logits, k, n_rows)
+    if logits.is_cuda and logits.device.index != torch.cuda.current_device():
+        current = f"cuda:{torch.cuda.current_device()}"
+        raise ValueError(f"logits are on {logits.device} and the current device is {current}: use torch.cuda.device")
     if logits.shape[1] % WORD:
         logits = torch.nan_to_num(logits, nan=math.nan, posinf=math.inf, neginf=-math.inf)
     return sparse_kernels().topk(logits, k, n_rows=n_rows)

@@ -32,11 +32,13 @@ CODE = """
     from gptoss_lab.moe import fused_kernels, fused_routing, generations
 
     generations.require_runnable = lambda: None  # it compiles, and runs nothing
+    if not torch.cuda.is_available():
+        driver.set_active(types.SimpleNamespace())
     POINTERS = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32"}
 
     def compile(name, tokens, experts, k, dtype, arch=90):
         target = GPUTarget("cuda", arch, 32)
-        driver.set_active(types.SimpleNamespace(get_current_target=lambda: target))  # what kernels ask for its age
+        driver.active.get_current_target = lambda: target  # kernels ask what they are compiled for
         kernel, plan = getattr(fused_kernels, name), fused_routing.make_plan(tokens, experts, k, getattr(torch, dtype))
         settled = dict(plan.options)
         warps = settled.pop("num_warps")

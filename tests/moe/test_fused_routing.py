@@ -9,8 +9,11 @@ import math
 
 import pytest
 import torch
+import triton
 import triton.language as tl
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from triton.language.extra.cuda import gdc_launch_dependents, globaltimer
+from triton.language.target_info import cuda_capability_geq
 from triton.runtime.jit import JITFunction
 
 from gptoss_lab.moe import fused_routing
@@ -209,20 +212,30 @@ def test_a_compiled_kernel_is_kept_for_logits_that_are_contiguous_and_aligned(lo
             route(x, 4)
 
 
+@triton.jit
+def write_late(Out, Values, n_values, BLOCK: tl.constexpr):
+    """Let the next kernel start, and write 200 us later."""
+    gdc_launch_dependents()
+    begin = globaltimer()
+    now = begin
+    while now - begin < 200_000:
+        now = globaltimer()
+    at = tl.arange(0, BLOCK)
+    tl.store(Out + at, tl.load(Values + at, mask=at < n_values), mask=at < n_values)
+
+
 @needs_gpu
 @pytest.mark.gpu
+@pytest.mark.skipif(not cuda_capability_geq(9), reason="no kernel starts early before compute capability 9.0")
 @pytest.mark.parametrize("tokens", [3, 20, 300])
-def test_a_call_waits_for_the_kernels_before_it(device, tokens):
-    """They write its logits, and read what is in the memory that it then gets."""
-    inputs = [hard_logits(tokens, 32, torch.bfloat16, seed=seed).to(device) for seed in range(100)]
+def test_a_kernel_that_starts_early_waits_for_the_one_before_it(device, tokens):
+    inputs = [hard_logits(tokens, 32, torch.bfloat16, seed=seed).to(device) for seed in range(10)]
     expected = [reuse(topk(x, 4), 32) for x in inputs]
-    logits, results = torch.empty_like(inputs[0]), []
-    route(logits, 4)
+    logits, block = torch.empty_like(inputs[0]), triton.next_power_of_2(tokens * 32)
+    results = []
     for x in inputs:
-        logits.copy_(x)
-        routing = route(logits, 4)
-        results.append(copy.deepcopy(routing))
-        del routing
+        write_late[(1,)](logits, x, tokens * 32, BLOCK=block)
+        results.append(copy.deepcopy(route(logits, 4)))
     for routing, other in zip(results, expected, strict=True):
         assert_equivalent(routing, other)
 
@@ -379,10 +392,16 @@ def test_logits_on_the_cpu_are_refused_where_kernels_are_compiled():
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_logits_on_another_device_than_the_current_one():
-    for tokens in (3, 20, 300):
-        x = hard_logits(tokens, 32, torch.bfloat16, seed=11).to("cuda:1")
+    for tokens, experts in ((3, 32), (20, 32), (300, 32), (2, 1025), (3, 32)):
+        x = hard_logits(tokens, experts, torch.bfloat16, seed=11).to("cuda:1")
         assert torch.cuda.current_device() == 0
-        check_route(x, 4)
+        routing = route(x, 4)
+        with torch.cuda.device(1):
+            assert_equivalent(routing, reuse(topk(x, 4), experts))
+        here = x.to("cuda:0")
+        assert_equivalent(route(here, 4), reuse(topk(here, 4), experts))
+        with pytest.raises(ValueError, match="logits are on cuda:1 and the current device is cuda:0: use torch.cuda"):
+            topk(x, 4)
 
 
 class Calls(TorchDispatchMode):

@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 from torch.utils._python_dispatch import TorchDispatchMode
+from triton.compiler import CompiledKernel
 
 from gptoss_lab.moe.equivalence import assert_equivalent
 from gptoss_lab.moe.launches import launches, match_launches, timeline
@@ -169,10 +170,18 @@ def test_what_counts_as_a_launch(device):
 
 
 def test_the_hooks_are_gone_afterwards(device):
-    before = type(tl.sum).run
+    before = type(tl.sum).run, CompiledKernel.run
     with pytest.raises(ZeroDivisionError):
         launches(lambda: 1 / 0)
-    assert type(tl.sum).run is before
+    assert (type(tl.sum).run, CompiledKernel.run) == before
+
+
+def test_a_kernel_that_is_launched_without_triton_looking_it_up(device):
+    if device == "cpu":
+        pytest.skip("needs a GPU")
+    out = torch.empty(4, dtype=torch.int32, device=device)
+    compiled = count_up[(4,)](out)
+    assert launches(lambda: compiled[(4, 1, 1)](out)) == ["count_up"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what is missing without a GPU")
