@@ -406,7 +406,7 @@ RIGHT = [
 @pytest.mark.parametrize(("checker", "answer"), RIGHT, ids=lambda value: getattr(value, "__name__", None))
 def test_a_right_answer_passes(checker, answer):
     verdict = checker.verdict(answer)
-    assert verdict.passed, verdict
+    assert verdict.passed, str(verdict)
 
 
 def test_a_kernel_of_the_package_is_told_from_the_learners(capsys):
@@ -414,7 +414,7 @@ def test_a_kernel_of_the_package_is_told_from_the_learners(capsys):
     assert "that is the package's `rank_kernel`" in capsys.readouterr().out
     assert rank_kernel.last is not None and not rank_kernel.last.attempted
     rank_kernel(rank_by_two_comparisons)
-    assert rank_kernel.last.passed
+    assert rank_kernel.last.passed, str(rank_kernel.last)
 
 
 @triton.jit
