@@ -31,7 +31,9 @@ def _(load_lazily):
     expect_read(loader.experts, dict(zip(names, (0.0, 1.0, 2.0), strict=True)), "the experts as they were read")
 
 
-@load_lazily.case("only others", hint="`load_normal` gets the pairs that are not experts, owned.")
+@load_lazily.case(
+    "only others", hint="`load_normal` gets the pairs that are not experts, owned. `weights` can be read once."
+)
 def _(load_lazily):
     names = [DENSE.format(i) for i in range(3)]
     loader = Loader(names).run(load_lazily)
