@@ -10,10 +10,10 @@ import numpy as np
 
 from gptoss_lab.course import figures
 from gptoss_lab.course.lessons.draw_42 import place, prepare_sizes
+from gptoss_lab.course.lessons.draw_48 import STYLES
 from gptoss_lab.course.lessons.layer_50 import Row, all_rows, median_us, saved_share, sizes
 
 NAMES = {"rebuild": "rebuild", "reuse": "reuse", "route": "route", "legacy": "3.5.1"}
-STYLES = {"rebuild": ("wrong", "o-"), "reuse": ("copy", "s-"), "route": ("ok", "D-"), "legacy": ("limit", "^--")}
 MODES = {"graph": "CUDA graph", "eager": "eager"}
 
 
@@ -97,15 +97,14 @@ def draw_shares(record: Mapping[str, Any], floor_us: float) -> None:
     """Plot what share of a step each change saves against the time of all else in the step, and that time's floor."""
     rows, words = all_rows(record), []
     rest = np.geomspace(100, 100_000, 200)
-    lines = [("graph", "route", "D-", "ok"), ("graph", "reuse", "s-", "copy")]
-    lines += [("eager", "route", "D--", "ok"), ("eager", "reuse", "s--", "copy")]
+    lines = [("graph", "route", "D-"), ("graph", "reuse", "s-"), ("eager", "route", "D--"), ("eager", "reuse", "s--")]
     with figures.style():
         fig, ax = plt.subplots(figsize=(8, 3.8), layout="constrained")
         ax.axhspan(10, 12, color=figures.colour("mark"), alpha=0.6, label="the report, 10 to 12 %")
-        ax.axvline(floor_us, color=figures.colour("limit"), linestyle=":", label="floor of the rest")
-        for mode, way, style, shade in lines:
+        ax.axvline(floor_us, color=figures.colour("text"), linestyle=":", label="floor of the rest")
+        for mode, way, style in lines:
             share = [100 * saved_share(rows, "rebuild", way, 1, mode, us) for us in rest]
-            ax.plot(rest, share, style, color=figures.colour(shade), label=f"{way}, {mode}", markevery=40)
+            ax.plot(rest, share, style, color=figures.colour(STYLES[way][0]), label=f"{way}, {mode}", markevery=40)
             at_floor = saved_share(rows, "rebuild", way, 1, mode, floor_us)
             words.append(f"{way} in {MODES[mode]} saves {at_floor:.0%} at the floor")
         ax.set(xscale="log", xlabel="everything else in the step, microseconds", ylabel="saved, % of the step")
