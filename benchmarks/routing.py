@@ -339,8 +339,11 @@ def main() -> int:
     if options.part:
         return be_part(options)
     record: dict[str, Any] = {"provenance": None, "k": K, "dtype": "bfloat16", "inside": options.inside, "failures": {}}
+    command = provenance.command()
     if options.add and Path(options.out).exists():
         record = json.loads(Path(options.out).read_text())
+        if record["provenance"]:
+            command = f"{record['provenance']['command']} && {command}"
     for name in options.parts:
         record["failures"].pop(name, None)
         part = run_part(name, options)
@@ -348,10 +351,11 @@ def main() -> int:
         if part["error"]:
             record["failures"][name] = part["error"]
         if part["provenance"]:
-            record["provenance"] = part["provenance"] | {"command": provenance.command()}
+            record["provenance"] = part["provenance"] | {"command": command}
         provenance.write_record(options.out, record)
     if options.legacy:
         take_turns(options, record)
+        record["provenance"] = (record["provenance"] or {}) | {"command": command}
         provenance.write_record(options.out, record)
     say(f"written: {options.out}; failures: {record['failures'] or 'none'}")
     return 1 if record["failures"] else 0
