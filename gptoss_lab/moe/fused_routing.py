@@ -40,16 +40,17 @@ def route(logits: torch.Tensor, k: int) -> Routing:
     that does not exist, or to a write out of bounds. There is no gradient.
 
     Up to 4096 tokens, and with a k that `topk` does not take for any number of them, two launches; above, and with more
-    than 1024 experts, `reuse`. Nothing is read from the device. Calls on several streams and in several CUDA graphs may
-    overlap. In a graph that is captured before the first call on that device, there is one launch more, which zeroes
-    a counter.
+    than 1024 experts, `reuse`. With k above 8 and more than 256 experts it can be two launches from 65 tokens on.
+    Nothing is read from the device. Calls on several streams and in several CUDA graphs may overlap. A call of more
+    than 16 tokens that is captured in a graph before any such call was made on that device has one launch more, which
+    zeroes a counter.
 
     Errors: ValueError for any other shape, dtype, k, stride or device, and for a k that is no power of two with more
-    than 1024 experts.
+    than 1024 experts; TypeError for logits that are no tensor, and for a k that is no int.
 
     Idea: triton_kernels 3.5.1 fused routing into four launches; see vLLM issue 28986 for why it matters.
     """
-    check_topk(logits, k, None, any_k=logits.ndim == 2 and logits.shape[1] <= WIDEST)
+    check_topk(logits, k, None, any_k_up_to=WIDEST)
     if logits.is_cuda and logits.device.index != torch.cuda.current_device():
         with torch.cuda.device(logits.device):
             return route(logits, k)
@@ -119,12 +120,13 @@ def make_plan(tokens: int, experts: int, k: int, dtype: torch.dtype, aligned: bo
     log2 = ragged.block_sizes_log2()
     lines, slots, columns = len(log2), tokens * k, up(experts)
     blocks = ragged.max_n_blocks(experts, slots)
-    launches = 1 if tokens <= ONE_LAUNCH else 2
+    least = up(max(tokens, 1)) * columns // 16384  # tokens of a program, or the last cannot hold the sizes of all
+    launches = 1 if tokens <= ONE_LAUNCH and least * up(k) <= PAIRED else 2
     if tokens <= ONE_PROGRAM and up(max(tokens, 1)) * up(k) <= PAIRED:
         rows, warps = up(max(tokens, 1)), 1 if tokens * columns <= 64 else 4 if tokens * columns <= 4096 else 8
     elif launches == 1:
         rows, warps = (8, 8) if columns <= 32 else (4, 4)
-        rows = max(min(rows, PAIRED // up(k)), up(tokens) * columns // 16384)
+        rows = max(min(rows, PAIRED // up(k)), least)
     else:
         rows, warps = (16, 4) if tokens <= 2048 else (32, 8)
         rows = max(1, min(rows, PAIRED // up(k), 4096 // columns))

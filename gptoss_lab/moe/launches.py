@@ -32,7 +32,13 @@ NO_LAUNCH = {
     "new_empty",
     "new_empty_strided",
     "_unsafe_view",
+    "as_strided_",
     "resize_",
+    "set_",
+    "squeeze_",
+    "t_",
+    "transpose_",
+    "unsqueeze_",
 }
 INDEXING = {"index", "index_put", "index_put_"}
 ON_DEVICE = {"kernel", "gpu_memset", "gpu_memcpy"}
@@ -59,6 +65,8 @@ def launches(fn: Callable[[], Any]) -> list[str]:
     first; a choice by `where` is one more for each tensor that it has to cast; a Triton call is one unless
     its grid is empty. aten calls with several kernels of their own, such as a sort, count as one there.
     """
+    if not callable(fn):
+        raise TypeError(f"fn is a {type(fn).__name__}: pass a function, such as launches(lambda: route(logits, 4))")
     if torch.cuda.is_available() and not interpreting():
         return [launch.name for launch in timeline(fn)]
     calls = _Calls(marking=False)

@@ -72,25 +72,33 @@ class Routing:
         return IndexPair(src_indx=self.row_sorted_indx, dst_indx=self.col_sorted_indx)
 
 
-def check_topk(logits: torch.Tensor, k: int, n_rows: int | None, any_k: bool = False) -> None:
-    """Raise ValueError for what the released `topk` cannot do; with any_k, k need not be a power of two.
+def check_topk(logits: torch.Tensor, k: int, n_rows: int | None, any_k_up_to: int = 0) -> None:
+    """Raise TypeError or ValueError for what the released `topk` cannot do.
 
-    Reads shapes only, never the device.
+    any_k_up_to: so many experts at most, and k need not be a power of two. Reads shapes only, never the device.
     """
+    if not isinstance(logits, torch.Tensor):
+        raise TypeError(f"logits are a {type(logits).__name__}: pass a tensor")
+    for name, number in (("k", k), ("n_rows", n_rows)):
+        if type(number) is not int and not (name == "n_rows" and number is None):
+            raise TypeError(f"{name} is {number!r}, a {type(number).__name__}: pass an int")
     if logits.ndim != 2:
         raise ValueError(f"logits have shape {list(logits.shape)}: pass [tokens, experts]")
     tokens, experts = logits.shape
     if logits.dtype not in DTYPES:
         raise ValueError(f"logits are {logits.dtype}: pass bfloat16, float16 or float32")
     if not 1 <= experts <= MOST_EXPERTS:
-        raise ValueError(f"logits have {experts} experts: from 1 to {MOST_EXPERTS} are supported")
+        raise ValueError(f"logits have {experts} experts: pass 1 to {MOST_EXPERTS}")
+    any_k = experts <= any_k_up_to
     if not (1 <= k <= min(experts, LARGEST_K) and (any_k or k & (k - 1) == 0)):
-        which = "k from 1 to 32" if any_k else "k = 1, 2, 4, 8, 16, 32"
-        raise ValueError(f"k is {k} with {experts} experts: {which} up to the experts are supported")
+        which = "1 to 32" if any_k else "1, 2, 4, 8, 16 or 32"
+        raise ValueError(f"k is {k} with {experts} experts: pass {which}, and at most the number of experts")
     if n_rows is not None and not 0 <= n_rows <= tokens:
         raise ValueError(f"n_rows is {n_rows} with {tokens} tokens: pass 0 to {tokens}")
     if experts > 1 and logits.stride(1) != 1:
         raise ValueError(f"logits have stride {logits.stride(1)} between experts: pass logits.contiguous()")
+    if logits.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"logits are on {logits.device}: pass logits.cuda()")
     if logits.device.type == "cpu" and not interpreting():
         raise ValueError("logits are on the CPU while Triton compiles for a GPU: pass logits.cuda()")
 
@@ -111,8 +119,8 @@ def topk(logits: torch.Tensor, k: int, n_rows: int | None = None) -> Any:
     kernels write out of bounds. Here such logits are first copied with every NaN made positive, which is
     one launch more. A NaN stays a NaN.
 
-    Errors: ValueError for any other shape, dtype, k, n_rows, stride or device, and for a GPU that is not
-    the current one.
+    Errors: ValueError for any other shape, dtype, k, n_rows, stride or device, and for a GPU that is not the current
+    one; TypeError for logits that are no tensor, and for a k or n_rows that is no int.
     """
     check_topk(logits, k, n_rows)
     if logits.is_cuda and logits.device.index != torch.cuda.current_device():
@@ -129,9 +137,18 @@ def reuse(sparse: Any, n_experts: int) -> Routing:
     sparse: a `SparseMatrix` of `topk` (its fields are listed there). n_experts: its number of experts.
     `gate_scal` keeps the dtype of `sparse.vals`. Nothing is read from the device.
 
+    Errors: TypeError for anything but a `SparseMatrix`; ValueError for an n_experts that its metadata does not fit.
+
     Idea: vLLM pull request 45457, `routing_data_from_sparse_topk`.
     """
+    if not hasattr(sparse, "mask_metadata"):
+        raise TypeError(f"sparse is a {type(sparse).__name__}: pass what gptoss_lab.moe.routing.topk returns")
     metadata = sparse.mask_metadata
+    slices = metadata.col_sum.shape[0]  # of a bitmatrix that was packed anew, a multiple of 32
+    if not n_experts <= slices < n_experts + WORD:
+        raise ValueError(
+            f"n_experts is {n_experts} and the metadata has {slices}: pass the number that topk chose from"
+        )
     combine, dispatch = metadata.col_sorted_indx, metadata.row_sorted_indx  # int32 [slots]
     ragged = sparse_kernels().make_ragged_tensor_metadata(metadata.col_sum, dispatch.shape[0])
     return Routing(

@@ -20,6 +20,7 @@ CASES = [
     ("route_by_last", 64, 128, 4, "bfloat16"),
     ("route_by_last", 32, 40, 6, "float16"),
     ("count", 1000, 32, 4, "bfloat16"),
+    ("count", 256, 1024, 32, "bfloat16"),
     ("place", 1000, 32, 4, "bfloat16"),
 ]
 OLDER = ("route_in_one", 1, 32, 4, "bfloat16", 80)  # one whose kernels cannot start early

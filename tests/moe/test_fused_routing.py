@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -342,19 +343,50 @@ def test_above_the_widest_row_reuse_takes_over_where_topk_can(bounds, logits):
     x = logits(2, 33)
     assert launches_of(x, 2) == launches(lambda: reuse(topk(x, 2), 33))
     assert_equivalent(route(x, 2), reuse(topk(x, 2), 33))
-    with pytest.raises(ValueError, match="k is 3 with 33 experts: k = 1, 2, 4, 8, 16, 32 up to the experts"):
+    with pytest.raises(ValueError, match="k is 3 with 33 experts: pass 1, 2, 4, 8, 16 or 32, and at most"):
         route(x, 3)
 
 
 @pytest.mark.parametrize(("k", "experts"), [(0, 128), (-1, 128), (33, 128), (9, 8), (2, 1)])
 def test_a_k_out_of_range_is_refused(logits, k, experts):
-    with pytest.raises(ValueError, match=f"k is {k} with {experts} experts: k from 1 to 32 up to the experts"):
+    with pytest.raises(ValueError, match=f"k is {k} with {experts} experts: pass 1 to 32, and at most the number"):
         route(logits(1, experts), k)
 
 
 def test_a_k_that_topk_lacks_is_refused_where_topk_has_to_do_it(logits):
-    with pytest.raises(ValueError, match="k is 3 with 1025 experts: k = 1, 2, 4, 8, 16, 32 up to the experts"):
+    with pytest.raises(ValueError, match="k is 3 with 1025 experts: pass 1, 2, 4, 8, 16 or 32, and at most"):
         route(logits(1, 1025), 3)
+
+
+@pytest.mark.parametrize("k", [4.0, True, "4", None, np.int64(4)], ids=repr)
+def test_a_k_that_is_no_int_is_refused_and_spoils_no_later_call(logits, k):
+    with pytest.raises(TypeError, match=r"k is .*: pass an int"):
+        route(logits(3, 36), k)
+    assert route(logits(3, 36), 4).n_experts_act == 4 and type(route(logits(3, 36), 1).n_experts_act) is int
+
+
+@pytest.mark.parametrize(
+    "wrong", [[[1.0]], None, np.zeros((1, 32), np.float32)], ids=lambda wrong: type(wrong).__name__
+)
+def test_what_is_no_tensor_is_refused(wrong):
+    with pytest.raises(TypeError, match="logits are a .*: pass a tensor"):
+        route(wrong, 1)
+
+
+def test_logits_without_memory_are_refused(logits):
+    with pytest.raises(ValueError, match=r"logits are on meta: pass logits.cuda\(\)"):
+        route(logits(2, 32).to("meta"), 2)
+
+
+def test_no_program_compares_more_picks_than_the_compiler_takes():
+    for tokens in (1, 17, 65, 129, 256, 257, 4096):
+        for experts in (32, 256, 257, 1024):
+            for k in (1, 4, 8, 9, 16, 17, 32):
+                plan = make_plan(tokens, experts, k, torch.bfloat16)
+                assert plan.rows * plan.options["PICKS"] <= fused_routing.PAIRED, (tokens, experts, k)
+    assert make_plan(256, 1024, 8, torch.bfloat16).launches == 1
+    assert make_plan(256, 1024, 9, torch.bfloat16).launches == 2
+    assert make_plan(64, 1024, 32, torch.bfloat16).launches == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int32])
@@ -377,7 +409,7 @@ def test_another_number_of_axes_is_refused(device, shape):
 
 
 def test_no_experts_are_refused(logits):
-    with pytest.raises(ValueError, match="logits have 0 experts: from 1 to"):
+    with pytest.raises(ValueError, match="logits have 0 experts: pass 1 to"):
         route(logits(2, 0), 1)
 
 

@@ -169,6 +169,16 @@ def test_what_counts_as_a_launch(device):
     assert out.tolist() == [0, 1, 2, 3]
 
 
+def test_a_view_in_place_is_no_launch(device):
+    x = torch.arange(6, device=device)
+    assert launches(lambda: x.view(2, 3).t_().unsqueeze_(0).squeeze_(0).transpose_(0, 1)) == []
+
+
+def test_a_result_in_place_of_a_function_is_refused():
+    with pytest.raises(TypeError, match=r"fn is a Tensor: pass a function, such as launches\(lambda: "):
+        launches(torch.zeros(1))
+
+
 def test_the_hooks_are_gone_afterwards(device):
     before = type(tl.sum).run, CompiledKernel.run
     with pytest.raises(ZeroDivisionError):

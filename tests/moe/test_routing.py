@@ -96,7 +96,7 @@ def test_no_tokens(logits):
 
 @pytest.mark.parametrize("k", [0, -1, 3, 6, 64])
 def test_topk_names_the_k_that_it_supports(logits, k):
-    with pytest.raises(ValueError, match=f"k is {k} with 128 experts: k = 1, 2, 4, 8, 16, 32"):
+    with pytest.raises(ValueError, match=f"k is {k} with 128 experts: pass 1, 2, 4, 8, 16 or 32, and at most"):
         topk(logits(1, 128), k)
 
 
@@ -268,3 +268,19 @@ def test_hard_logits_hold_what_they_promise():
     assert x.isposinf().any() and x.isneginf().any()
     assert (bits == -32768).any() and (bits == 0).any()
     assert torch.equal(bits, hard_logits(64, 32, torch.bfloat16, seed=0).view(torch.int16))
+
+
+def test_reuse_refuses_what_is_not_of_topk(logits):
+    with pytest.raises(TypeError, match="sparse is a topk: pass what gptoss_lab.moe.routing.topk returns"):
+        reuse(torch.topk(logits(3, 32).float(), 2), 32)
+
+
+@pytest.mark.parametrize("n_experts", [0, 33, 64])
+def test_reuse_refuses_another_number_of_experts(logits, n_experts):
+    with pytest.raises(ValueError, match=f"n_experts is {n_experts} and the metadata has 32: pass what"):
+        reuse(topk(logits(3, 32), 2), n_experts)
+
+
+def test_topk_refuses_a_number_of_rows_that_is_no_int(logits):
+    with pytest.raises(TypeError, match=r"n_rows is 1.5, a float: pass an int"):
+        topk(logits(3, 32), 2, n_rows=1.5)
