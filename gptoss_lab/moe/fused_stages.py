@@ -108,7 +108,7 @@ def choose(
         keys = tl.where(keys == top, 0, keys)
     sizes = tl.sum((is_real & (keys == 0)).to(tl.int32), 0)
     experts, values = read_keys(best, NBITS, DTYPE)
-    values = tl.where((tokens < n_tokens)[:, None], values, 0.0)  # or NaN comes of no token, and a warning of NaN
+    values = tl.where((tokens < n_tokens)[:, None], values, 0.0)  # a row without a token has no keys, and reads as NaN
     values = tl.where(places < K, values, float("-inf"))
     raised = tl.exp(values - tl.max(values, 1)[:, None])
     weights = tl.fdiv(raised, add_as_topk(raised, LEVELS, NEAR))
@@ -136,7 +136,10 @@ def split(Out, n_slots, n_experts, n_blocks, n_parts, LINES: tl.constexpr):
 def describe_few(
     SliceSizes, SliceOffs, BlockOffs, Schedule, sizes, n_experts, n_blocks, LINES: tl.constexpr, ENTRIES: tl.constexpr
 ):
-    """`describe` and `schedule` for up to 16 tokens: no expert has more than one block, so all lines are alike."""
+    """`describe` and `schedule` for up to 16 tokens: no expert has more than one block, so all lines are alike.
+
+    ENTRIES: a power of two, n_blocks or more.
+    """
     columns, entries = tl.arange(0, sizes.shape[0]), tl.arange(0, ENTRIES)
     is_expert, has_block = columns < n_experts, (sizes > 0).to(tl.int32)
     both = (has_block << 16) | sizes  # two sums in one scan; neither reaches 65,536
@@ -167,7 +170,7 @@ def describe(
     """Write sizes int32 [columns], their offsets, and a line of block offsets for each block size.
 
     Returns each expert's first row [columns], its first block and number of blocks, both [LINES_PAD, columns], and the
-    most blocks that one has: of the smallest size, so it takes sizes alone, which is less to wait for.
+    most blocks that an expert has in any line. That is in the first one, whose blocks are the smallest.
     """
     columns, lines = tl.arange(0, sizes.shape[0]), tl.arange(0, LINES_PAD)
     is_expert, is_line = columns < n_experts, lines < LINES

@@ -146,9 +146,7 @@ def reuse(sparse: Any, n_experts: int) -> Routing:
     metadata = sparse.mask_metadata
     slices = metadata.col_sum.shape[0]  # of a bitmatrix that was packed anew, a multiple of 32
     if not n_experts <= slices < n_experts + WORD:
-        raise ValueError(
-            f"n_experts is {n_experts} and the metadata has {slices}: pass the number that topk chose from"
-        )
+        raise ValueError(f"n_experts is {n_experts} and the metadata has {slices}: pass what topk chose from")
     combine, dispatch = metadata.col_sorted_indx, metadata.row_sorted_indx  # int32 [slots]
     ragged = sparse_kernels().make_ragged_tensor_metadata(metadata.col_sum, dispatch.shape[0])
     return Routing(

@@ -38,7 +38,7 @@ rank_kernel = KernelChecker(
 
 @rank_kernel.case("four slots, N = 4", hint="Row of a slot: how many come before it, by expert and then by slot.")
 def _(rank_kernel):
-    expect_equal(rank_kernel(run_rank, int32(2, 0, 1, 3)), int32(2, 0, 1, 3), "Rows")
+    expect_equal(rank_kernel(run_rank, int32(6, 0, 9, 5)), int32(2, 0, 3, 1), "Rows")
 
 
 @rank_kernel.case("one expert for all", hint="Of two slots with one expert, the lower slot comes first.")
@@ -105,12 +105,12 @@ def _expect_placed(place: Callable, experts: list[list[int | None]]) -> None:
 
 @place.case("two tokens, two picks each", hint="Row r holds the weight, and the slot, of the pick that belongs there.")
 def _(place):
-    _expect_placed(place, [[1, 2], [2, 0]])
+    _expect_placed(place, [[3, 1], [2, 0]])
 
 
 @place.case("not its own inverse", hint="`Combine` leads from a row to its slot, `Dispatch` from a slot to its row.")
 def _(place):
-    _expect_placed(place, [[3, 1], [1, 0]])
+    _expect_placed(place, [[1, 2], [2, 0]])
 
 
 @place.case("three picks in four lanes", hint="A lane without a pick must write nothing: use `is_pick`.")
@@ -126,6 +126,11 @@ def _(place):
 @place.case("in the router, three tokens")
 def _(place):
     assert_equivalent(place(run_route, _logits(3), 4), reused(3, 32, 4, BF16))
+
+
+@place.case("in the router, 16 tokens", hint="64 slots: does a slot's number reach into the next expert's?")
+def _(place):
+    assert_equivalent(place(run_route, _logits(16), 4), reused(16, 32, 4, BF16))
 
 
 @place.case("in the router, k = 3")

@@ -84,13 +84,22 @@ class Fenced:
         outside[self.margin : self.margin + self.n] = False
         places = (outside.nonzero().flatten() - self.margin).tolist()
         inside = whole[self.margin : self.margin + self.n]
+        left_out = (inside == POISON).nonzero().flatten().tolist()
         if places:
             hint = "Give the store a mask."
-            if left_out := (inside == POISON).nonzero().flatten().tolist():
-                hint = f"Entry {left_out[0]} was left out. Rows begin at 0, and a slot does not count itself."
+            if left_out:
+                why = "Are all addresses rows, or slots, as the text says, and no two alike?"
+                if left_out[0] == 0:
+                    why = "Rows begin at 0, and a slot does not count itself."
+                hint = f"Entry {left_out[0]} was left out. {why}"
             raise Mismatch(
                 f"the kernel wrote outside of `{self.name}`, which has {self.n} entries: at {places[0]}", hint=hint
             )
+        if len(left_out) == self.n > 0:
+            raise Mismatch(f"nothing was written to `{self.name}`", hint="Store it: what a kernel returns is lost.")
+        if left_out:
+            message = f"entry {left_out[0]} was never written to `{self.name}`"
+            raise Mismatch(message, hint="Each entry is written once. Do two slots go to one place?")
         return inside
 
 

@@ -207,6 +207,16 @@ def _(saved_share):
 
 
 @saved_share.case(
+    "the way before was not measured",
+    hint="Raise ValueError for either way, with its name.",
+    hint_for=(KeyError, IndexError, StopIteration, TypeError, UnboundLocalError),
+)
+def _(saved_share):
+    rows = _pair(1000.0, 750.0) + [_row(24, 4, "legacy", "graph", 700.0)]
+    expect_raises(saved_share, ValueError, rows, "legacy", "reuse", 1, "graph", 0.0, mentions=("legacy",))
+
+
+@saved_share.case(
     "a way that was measured for one layer only",
     hint="Take the most layers of all rows, not of each way: one layer is not comparable to 24. Raise ValueError.",
     hint_for=(KeyError, IndexError, StopIteration, TypeError, UnboundLocalError),
@@ -214,3 +224,13 @@ def _(saved_share):
 def _(saved_share):
     rows = _pair(1000.0, 750.0) + [_row(1, 1, "legacy", "graph", 30.0)]
     expect_raises(saved_share, ValueError, rows, "reuse", "legacy", 1, "graph", 0.0, mentions=("legacy",))
+
+
+@saved_share.case(
+    "tokens that were measured for one layer only",
+    hint="Find the most layers first, of all rows: a step runs them all. Raise ValueError if no row is left.",
+    hint_for=(KeyError, IndexError, StopIteration, TypeError, UnboundLocalError),
+)
+def _(saved_share):
+    rows = _pair(1000.0, 750.0) + _pair(100.0, 95.0, layers=1, tokens=16)
+    expect_raises(saved_share, ValueError, rows, "rebuild", "reuse", 16, "graph", 0.0, mentions=())

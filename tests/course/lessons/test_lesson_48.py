@@ -57,6 +57,11 @@ def in_place(experts):
     return (order[None, :] < order[:, None]).sum(1, dtype=torch.int32)
 
 
+def key_in_float32(experts):
+    key = experts.float() * len(experts) + torch.arange(len(experts))
+    return (key[None, :] < key[:, None]).sum(1, dtype=torch.int32)
+
+
 def narrow_key(experts):
     order = (experts << 17) | torch.arange(len(experts), dtype=torch.int32)
     return (order[None, :] < order[:, None]).sum(1, dtype=torch.int32)
@@ -91,6 +96,7 @@ RANK = {
         "case '300 slots, 2 experts'",
     ),
     "a key that leaves int32": (narrow_key, "case 'experts 5 and 32766'"),
+    "a key in float32": (key_in_float32, "case 'experts 5 and 32766'"),
     "in place": (in_place, "the function changed its input: `experts`"),
     "needs a slot": (lambda experts: ranks(right)(experts) + 0 * experts.max(), "case 'no slots'"),
     "a Python sort": (sorts_a_list, "cost 'nothing is read from the device': `tolist` reads values"),
@@ -220,7 +226,7 @@ RANK_KERNEL = {
     "from entry 1": (from_entry_1, "Entry 0 was left out."),
     "a key that leaves int32": (too_many_bits, "is their key the largest?"),
     "works in Experts": (works_in_experts, "Store into `Rows` alone."),
-    "stores nothing": (stores_nothing, "first at [0]: -77, expected 2"),
+    "stores nothing": (stores_nothing, "nothing was written to `Rows`"),
     "an unknown name": (unknown_name, "`rank_kernel` raised"),
     "another signature": (another_signature, "`rank_kernel` raised"),
     "not a kernel": (not_a_kernel, "put `@triton.jit` above its `def`"),
@@ -347,6 +353,15 @@ def counts_itself(Gate, Combine, Dispatch, experts, weights, slots, is_pick):
 
 
 @triton.jit
+def a_place_of_four_bits(Gate, Combine, Dispatch, experts, weights, slots, is_pick):
+    order = (experts << 4) | slots
+    rows = tl.sum((order[None, :] < order[:, None]).to(tl.int32), 1)
+    tl.store(Gate + rows, weights, mask=is_pick)
+    tl.store(Combine + rows, slots, mask=is_pick)
+    tl.store(Dispatch + slots, rows, mask=is_pick)
+
+
+@triton.jit
 def tokens_in_combine(Gate, Combine, Dispatch, experts, weights, slots, is_pick):
     rows = count_before(experts, slots)
     tl.store(Gate + rows, weights, mask=is_pick)
@@ -363,8 +378,9 @@ PLACE = {
     "the lists exchanged": (exchanged, "Combine: "),
     "no mask": (no_mask, "case 'three picks in four lanes': the kernel wrote outside of `Gate`"),
     "no mask on Dispatch": (no_mask_on_dispatch, "the kernel wrote outside of `Dispatch`"),
-    "no weights": (no_weights, "first at [0]: -77.0"),
-    "equals in one row": (equals_in_one_row, "case 'two tokens, two picks each'"),
+    "four bits for a slot": (a_place_of_four_bits, "case 'in the router, 16 tokens'"),
+    "no weights": (no_weights, "nothing was written to `Gate`"),
+    "equals in one row": (equals_in_one_row, "Do two slots go to one place?"),
     "counts itself": (counts_itself, "a slot does not count itself"),
     "tokens in Combine": (tokens_in_combine, "Combine: "),
     "an unknown name": (unknown_name, "`place` raised"),

@@ -147,6 +147,21 @@ def most_layers_of_each_way(rows, before, after, tokens, mode, rest_us):
     return (medians[0] - medians[1]) / (medians[0] + rest_us)
 
 
+def most_layers_of_what_fits(rows, before, after, tokens, mode, rest_us):
+    return layer_50.saved_share(
+        [row for row in rows if (row["tokens"], row["mode"]) == (tokens, mode)], before, after, tokens, mode, rest_us
+    )
+
+
+def looks_for_one_way_only(rows, before, after, tokens, mode, rest_us):
+    most = max(row["layers"] for row in rows)
+    fitting = [row for row in rows if (row["layers"], row["tokens"], row["mode"]) == (most, tokens, mode)]
+    found = {row["way"]: row["median_us"] for row in fitting}
+    if after not in found:
+        raise ValueError(f"{after} was not measured")
+    return (found[before] - found[after]) / (found[before] + rest_us)
+
+
 def zero_for_a_missing_way(rows, *question):
     try:
         return layer_50.saved_share(rows, *question)
@@ -203,6 +218,8 @@ SAVED_SHARE = {
     "a tensor": (shared(share=lambda s, f, r: torch.tensor((s - f) / (s + r))), "a tensor of float32"),
     "four places": (shared(share=lambda s, f, r: round((s - f) / (s + r), 4)), "do not round it"),
     "the most layers of each way": (most_layers_of_each_way, "case 'a way that was measured for one layer only'"),
+    "the most layers of what fits": (most_layers_of_what_fits, "Find the most layers first, of all rows"),
+    "looks for one way only": (looks_for_one_way_only, "Raise ValueError for either way"),
     "0 for a missing way": (zero_for_a_missing_way, "expected a ValueError"),
     "KeyError": (key_error_for_a_missing_way, "Raise ValueError with the name of the way"),
     "an error without the name": (nameless_error, "the ValueError does not mention"),
