@@ -389,6 +389,12 @@ def test_no_program_compares_more_picks_than_the_compiler_takes():
     assert make_plan(64, 1024, 32, torch.bfloat16).launches == 1
 
 
+@pytest.mark.slow
+def test_many_picks_of_wide_rows_take_two_launches(device):
+    assert make_plan(129, 257, 17, torch.bfloat16).launches == 2
+    hold(hard_logits(129, 257, torch.bfloat16, seed=12).to(device), 17)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int32])
 def test_another_dtype_is_refused(logits, dtype):
     with pytest.raises(ValueError, match=f"logits are {dtype}: pass bfloat16, float16 or float32"):
