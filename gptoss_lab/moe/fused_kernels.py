@@ -22,7 +22,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gptoss_lab.moe.fused_stages import choose, describe, describe_few, schedule, split, wait_for_earlier
+from gptoss_lab.moe.fused_stages import choose, count_earlier, describe, describe_few, schedule, split, wait_for_earlier
 
 
 @triton.jit
@@ -84,8 +84,7 @@ def count_part(
     experts, weights, slots, is_pick, sizes = choose(
         Logits, stride, part * ROWS, n_tokens, n_experts, ROWS, COLUMNS, K, PICKS, INF, NEAR
     )
-    earlier = (experts[None, :] == experts[:, None]) & (slots[None, :] < slots[:, None])
-    before = tl.sum(earlier.to(tl.int32), 1)
+    before = count_earlier(experts, slots)
     tl.store(Sizes + part * n_experts + columns, sizes, mask=columns < n_experts)
     tl.store(Picked + slots, (before << 16) | experts, mask=is_pick)
     tl.store(Weights + slots, weights.to(Weights.dtype.element_ty), mask=is_pick)

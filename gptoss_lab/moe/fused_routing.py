@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,10 +20,10 @@ from triton.language.target_info import cuda_capability_geq
 from gptoss_lab.moe import fused_kernels
 from gptoss_lab.moe.counters import counters
 from gptoss_lab.moe.generations import sparse_kernels
-from gptoss_lab.moe.routing import WORD, Routing, check_topk, reuse, topk
+from gptoss_lab.moe.routing import WORD, Routing, check_topk, is_elsewhere, reuse, topk
 
 ONE_PROGRAM = 16  # tokens; up to here no expert has more than one block of 16 rows
-PAIRED = 128  # picks that one program compares with each other
+PAIRED = 128  # picks of one program, which it compares with each other; more where the last has too many sizes to add
 ONE_LAUNCH = 256  # tokens
 TWO_LAUNCHES = 4096  # tokens; above, `reuse` is as fast
 WIDEST = 1024  # experts; a program holds whole rows
@@ -40,10 +40,9 @@ def route(logits: torch.Tensor, k: int) -> Routing:
     that does not exist, or to a write out of bounds. There is no gradient.
 
     Up to 4096 tokens, and with a k that `topk` does not take for any number of them, two launches; above, and with more
-    than 1024 experts, `reuse`. With k above 8 and more than 256 experts it can be two launches from 65 tokens on.
-    Nothing is read from the device. Calls on several streams and in several CUDA graphs may overlap. A call of more
-    than 16 tokens that is captured in a graph before any such call was made on that device has one launch more, which
-    zeroes a counter.
+    than 1024 experts, `reuse`. Nothing is read from the device. Calls on several streams and in several CUDA graphs may
+    overlap. A call that takes several programs (above 16 tokens, and with k above 8 earlier) has one launch more, which
+    zeroes a counter, if it is captured in a graph before any such call was made on that device.
 
     Errors: ValueError for any other shape, dtype, k, stride or device, and for a k that is no power of two with more
     than 1024 experts; TypeError for logits that are no tensor, and for a k that is no int.
@@ -51,7 +50,7 @@ def route(logits: torch.Tensor, k: int) -> Routing:
     Idea: triton_kernels 3.5.1 fused routing into four launches; see vLLM issue 28986 for why it matters.
     """
     check_topk(logits, k, None, any_k_up_to=WIDEST)
-    if logits.is_cuda and logits.device.index != torch.cuda.current_device():
+    if is_elsewhere(logits):
         with torch.cuda.device(logits.device):
             return route(logits, k)
     tokens, experts = logits.shape
@@ -91,7 +90,7 @@ class Plan:
     total: int
     gates: int  # entries: the gates, and in more than one part as many weights
     ragged: Any  # a `RaggedTensorMetadata` of the same shapes without memory
-    kept: dict[int, dict]  # compiled kernels, by device
+    kept: dict[int, dict] = field(init=False, default_factory=dict)  # compiled kernels, by device
 
     def read(self, gate: torch.Tensor, out: torch.Tensor) -> Routing:
         """Give the parts of the two allocations their names."""
@@ -121,7 +120,7 @@ def make_plan(tokens: int, experts: int, k: int, dtype: torch.dtype, aligned: bo
     lines, slots, columns = len(log2), tokens * k, up(experts)
     blocks = ragged.max_n_blocks(experts, slots)
     least = up(max(tokens, 1)) * columns // 16384  # tokens of a program, or the last cannot hold the sizes of all
-    launches = 1 if tokens <= ONE_LAUNCH and least * up(k) <= PAIRED else 2
+    launches = 1 if tokens <= ONE_LAUNCH else 2
     if tokens <= ONE_PROGRAM and up(max(tokens, 1)) * up(k) <= PAIRED:
         rows, warps = up(max(tokens, 1)), 1 if tokens * columns <= 64 else 4 if tokens * columns <= 4096 else 8
     elif launches == 1:
@@ -154,7 +153,7 @@ def make_plan(tokens: int, experts: int, k: int, dtype: torch.dtype, aligned: bo
     shapes = ([experts], [experts + 1], [lines, experts + 1], [lines, blocks])
     empty = ragged(*(torch.empty(shape, dtype=torch.int32, device="meta") for shape in shapes))
     return Plan(
-        tokens, experts, k, lines, blocks, rows, parts, launches, options, tuple(sizes), sum(sizes), gates, empty, {}
+        tokens, experts, k, lines, blocks, rows, parts, launches, options, tuple(sizes), sum(sizes), gates, empty
     )
 
 

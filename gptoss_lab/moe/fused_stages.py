@@ -13,6 +13,7 @@ from triton.language.target_info import cuda_capability_geq
 from gptoss_lab.moe.generations import interpreting
 
 INTERPRETED = tl.constexpr(interpreting())
+PAIRS = tl.constexpr(128 * 128)  # compared at once; the compiler unrolls them, and takes a minute for 512 * 512
 
 
 @triton.jit
@@ -117,6 +118,24 @@ def choose(
     is_pick = (tokens < n_tokens) & (places < K)
     experts = tl.where(is_pick, tl.reshape(experts, [ROWS * PICKS]), 0x7FFF)
     return experts, tl.reshape(weights, [ROWS * PICKS]), tokens * K + places, is_pick, sizes
+
+
+@triton.jit
+def count_earlier(experts, slots):
+    """Count for each pick the earlier slots with the same expert, int32 [picks]: at once, or in pieces of PAIRS."""
+    PICKS: tl.constexpr = experts.shape[0]
+    if PICKS * PICKS <= PAIRS:
+        earlier = (experts[None, :] == experts[:, None]) & (slots[None, :] < slots[:, None])
+        before = tl.sum(earlier.to(tl.int32), 1)
+    else:
+        SOME: tl.constexpr = PAIRS // PICKS
+        before = tl.zeros_like(slots)
+        for begin in range(0, PICKS, SOME):
+            at = begin + tl.arange(0, SOME)
+            other, slot = tl.gather(experts, at, 0), tl.gather(slots, at, 0)
+            earlier = (other[None, :] == experts[:, None]) & (slot[None, :] < slots[:, None])
+            before += tl.sum(earlier.to(tl.int32), 1)
+    return before
 
 
 @triton.jit

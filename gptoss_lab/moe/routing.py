@@ -79,8 +79,8 @@ def check_topk(logits: torch.Tensor, k: int, n_rows: int | None, any_k_up_to: in
     """
     if not isinstance(logits, torch.Tensor):
         raise TypeError(f"logits are a {type(logits).__name__}: pass a tensor")
-    for name, number in (("k", k), ("n_rows", n_rows)):
-        if type(number) is not int and not (name == "n_rows" and number is None):
+    for name, number in (("k", k), ("n_rows", 0 if n_rows is None else n_rows)):
+        if type(number) is not int:
             raise TypeError(f"{name} is {number!r}, a {type(number).__name__}: pass an int")
     if logits.ndim != 2:
         raise ValueError(f"logits have shape {list(logits.shape)}: pass [tokens, experts]")
@@ -103,6 +103,11 @@ def check_topk(logits: torch.Tensor, k: int, n_rows: int | None, any_k_up_to: in
         raise ValueError("logits are on the CPU while Triton compiles for a GPU: pass logits.cuda()")
 
 
+def is_elsewhere(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is on a GPU that is not the current one, where Triton would launch."""
+    return tensor.is_cuda and tensor.device.index != torch.cuda.current_device()
+
+
 def topk(logits: torch.Tensor, k: int, n_rows: int | None = None) -> Any:
     """Choose k experts for each token with triton_kernels' `topk`, five launches.
 
@@ -123,7 +128,7 @@ def topk(logits: torch.Tensor, k: int, n_rows: int | None = None) -> Any:
     one; TypeError for logits that are no tensor, and for a k or n_rows that is no int.
     """
     check_topk(logits, k, n_rows)
-    if logits.is_cuda and logits.device.index != torch.cuda.current_device():
+    if is_elsewhere(logits):
         current = f"cuda:{torch.cuda.current_device()}"
         raise ValueError(f"logits are on {logits.device} and the current device is {current}: use torch.cuda.device")
     if logits.shape[1] % WORD:
