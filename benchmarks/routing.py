@@ -331,9 +331,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--part-out", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.legacy and not Path(options.legacy, "triton_kernels", "routing.py").exists():
-        parser.error(
-            f"--legacy {options.legacy}: it has no triton_kernels/routing.py; pass the folder that holds 3.5.1's"
-        )
+        parser.error(f"--legacy {options.legacy}: pass the folder that holds triton_kernels/routing.py of 3.5.1")
     options.arguments = sys.argv[1:]
     return options
 

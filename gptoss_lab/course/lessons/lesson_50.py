@@ -134,6 +134,9 @@ def _expect_share(
         raise Mismatch(f"the share is {share:.10g}, expected {expected:.10g}, for {what}, with medians {medians}")
 
 
+LACKS = (KeyError, IndexError, StopIteration, TypeError, UnboundLocalError)  # what a row that is not there may raise
+
+
 @saved_share.case("the layers are the whole step", hint="What is saved, divided by the time before.")
 def _(saved_share):
     _expect_share(saved_share, _pair(200.0, 150.0), 0.25)
@@ -199,7 +202,7 @@ def _(saved_share):
 @saved_share.case(
     "a way that was not measured",
     hint="Raise ValueError with the name of the way, when no row fits.",
-    hint_for=(KeyError, IndexError, StopIteration, TypeError, UnboundLocalError),
+    hint_for=LACKS,
 )
 def _(saved_share):
     rows = _pair(1000.0, 750.0) + [_row(24, 4, "legacy", "graph", 700.0)]
@@ -209,7 +212,7 @@ def _(saved_share):
 @saved_share.case(
     "the way before was not measured",
     hint="Raise ValueError for either way, with its name.",
-    hint_for=(KeyError, IndexError, StopIteration, TypeError, UnboundLocalError),
+    hint_for=LACKS,
 )
 def _(saved_share):
     rows = _pair(1000.0, 750.0) + [_row(24, 4, "legacy", "graph", 700.0)]
@@ -219,7 +222,7 @@ def _(saved_share):
 @saved_share.case(
     "a way that was measured for one layer only",
     hint="Take the most layers of all rows, not of each way: one layer is not comparable to 24. Raise ValueError.",
-    hint_for=(KeyError, IndexError, StopIteration, TypeError, UnboundLocalError),
+    hint_for=LACKS,
 )
 def _(saved_share):
     rows = _pair(1000.0, 750.0) + [_row(1, 1, "legacy", "graph", 30.0)]
@@ -229,7 +232,7 @@ def _(saved_share):
 @saved_share.case(
     "tokens that were measured for one layer only",
     hint="Find the most layers first, of all rows: a step runs them all. Raise ValueError if no row is left.",
-    hint_for=(KeyError, IndexError, StopIteration, TypeError, UnboundLocalError),
+    hint_for=LACKS,
 )
 def _(saved_share):
     rows = _pair(1000.0, 750.0) + _pair(100.0, 95.0, layers=1, tokens=16)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gptoss_lab.course.lessons import draw_44, stand_ins_44
+from gptoss_lab.course import lab
+from gptoss_lab.course.lessons import draw_42, draw_44, stand_ins_44
 from gptoss_lab.course.lessons.lesson_44 import local_ids, local_sum, reuse
 from gptoss_lab.moe import routing as package
 from gptoss_lab.moe.generations import sparse_kernels
@@ -272,3 +273,10 @@ def test_gains_are_ratios_of_medians(monkeypatch):
 def test_without_a_record_there_are_no_gains(tmp_path, capsys):
     assert draw_44.compare_ways(tmp_path, [(1, 32)], "graph") == []
     assert "There is no record" in capsys.readouterr().out
+
+
+def test_the_eager_lines_cross_once():
+    medians = draw_42.read_medians(draw_42.read_record(lab.DATA / "h200"))
+    sizes = {size[:2] for size in medians}
+    crossed = [size for size in sizes if medians[*size, "reuse", "eager"] < medians[*size, "legacy", "eager"]]
+    assert (len(crossed), len(sizes)) == (1, 16)

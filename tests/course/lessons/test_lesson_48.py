@@ -15,7 +15,7 @@ import triton.language as tl
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import interpreter
 
-from gptoss_lab.course import figures
+from gptoss_lab.course import figures, lab
 from gptoss_lab.course.check import Mismatch
 from gptoss_lab.course.lessons import draw_48, kernels_48, one_launch_48, record_48
 from gptoss_lab.course.lessons.lesson_48 import first_rows, place, rank, rank_kernel
@@ -629,3 +629,13 @@ def test_the_pictures_say_what_the_data_say(record, shown):
     assert "in the order 1, 0, 2" in orders and "one rule, program 1, finds 1; another, program 2, finds 3" in orders
     assert "Without a barrier" in race
     assert "with 32 experts route is the fastest at 1 of 2 sizes" in speed
+
+
+def test_the_record_says_what_the_prose_says():
+    record = record_48.read_record(lab.DATA / "h200")
+    lines = [line for experts in record.experts() for line in record_48.compare(record, experts)]
+    assert {line.tokens for line in lines} >= {1, 256, 1024, 4096, 8192}
+    for line in lines:
+        share = line.route_us / line.legacy_us
+        assert share < 0.9 if line.tokens <= 256 else 0.9 < share < 1.1 if line.tokens == 1024 else share > 1.1
+        assert line.route_us < line.reuse_us or line.tokens > TWO_LAUNCHES

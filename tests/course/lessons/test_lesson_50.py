@@ -304,6 +304,10 @@ def test_the_record_says_what_the_prose_says(record):
     assert us["rebuild", "eager"] - us["reuse", "eager"] > us["rebuild", "graph"]  # more than all layers in a graph
     eager = layer_50.median_us(rows, 1, 1, "rebuild", "eager")
     assert eager - alone[1, 32, "rebuild", "eager"] > alone[1, 32, "rebuild", "eager"]  # 6 launches more than 20
+    layer = {way: layer_50.median_us(rows, 1, 1, way, "graph") for way in layer_50.WAYS}
+    others = [layer[way] - alone[1, 32, way, "graph"] for way in ("rebuild", "reuse", "route")]
+    assert others == sorted(others, reverse=True) and others[-1] > 0.9 * others[0]  # a little less behind a shorter one
+    assert layer["rebuild"] - layer["route"] > alone[1, 32, "rebuild", "graph"]  # more than the routing's share
     assert alone[1, 32, "route", "graph"] < alone[1, 32, "legacy", "graph"] < alone[1, 32, "reuse", "graph"]
     for mode in ("graph", "eager"):  # both lines of reuse cross the band of 10 to 12 %
         assert layer_50.saved_share(rows, "rebuild", "reuse", 1, mode, 100.0) > 0.12
